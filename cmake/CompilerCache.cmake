@@ -1,0 +1,10 @@
+# Compiles through ccache where it is installed, unless the caller chose a launcher.
+find_program(MOEWAVE_CCACHE ccache)
+mark_as_advanced(MOEWAVE_CCACHE)
+if(MOEWAVE_CCACHE AND PROJECT_IS_TOP_LEVEL)
+  foreach(language CXX CUDA)
+    if(NOT DEFINED CMAKE_${language}_COMPILER_LAUNCHER)
+      set(CMAKE_${language}_COMPILER_LAUNCHER ${MOEWAVE_CCACHE})
+    endif()
+  endforeach()
+endif()

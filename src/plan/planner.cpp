@@ -1,0 +1,106 @@
+#include "plan/planner.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "moewave/error.h"
+
+namespace moewave::plan {
+namespace {
+
+using protocol::ceil_div;
+using protocol::kOrderBlockTokens;
+using protocol::kTileRows;
+using protocol::round_up;
+
+std::int64_t all_remote_tokens(int ranks, std::int64_t max_tokens) {
+  return round_up((ranks - 1) * max_tokens, kOrderBlockTokens);
+}
+
+std::int64_t all_rows(const LayerShape& shape, int ranks, std::int64_t max_tokens) {
+  return round_up(std::max<std::int64_t>(ranks * max_tokens * shape.topk, 1), kTileRows);
+}
+
+// A segment must hold the rows of one block of the token order.
+std::int64_t smallest_segment_rows(const LayerShape& shape) {
+  return round_up(kOrderBlockTokens * shape.topk, kTileRows);
+}
+
+void require_int32(std::int64_t value, const char* what) {
+  if (value > std::numeric_limits<std::int32_t>::max()) {
+    throw InputError(std::string(what) + " is " + std::to_string(value) +
+                     "; it must be below 2147483648: use fewer tokens per rank, or a larger ring");
+  }
+}
+
+}  // namespace
+
+std::int64_t two_wave_rows(std::int64_t sms, std::int64_t tile_rows, std::int64_t tasks_per_tile) {
+  return ceil_div(2 * sms * tile_rows, tasks_per_tile);
+}
+
+Tuning resolve_tuning(const LayerShape& shape, int ranks, std::int64_t max_tokens, const Tuning& tuning) {
+  validate(shape, ranks);
+  validate(tuning);
+  if (max_tokens < 0) throw InputError("max_tokens is " + std::to_string(max_tokens) + "; it must be 0 or more");
+  Tuning resolved = tuning;
+  if (resolved.sms == 0) resolved.sms = std::max(kEmulatorSms, resolved.comm_sms + 1);
+  if (resolved.comm_sms == 0) resolved.comm_sms = std::max(1, resolved.sms / 4);
+  if (resolved.comm_sms >= resolved.sms) {
+    throw InputError("comm_sms is " + std::to_string(resolved.comm_sms) + " of " + std::to_string(resolved.sms) +
+                     " sms; it must be at least 1 and below sms");
+  }
+  if (resolved.minibatch_rows == 0) {
+    const std::int64_t tasks = std::min(ceil_div(shape.intermediate, protocol::kGateUpColumns),
+                                        ceil_div(shape.hidden, protocol::kDownColumns));
+    resolved.minibatch_rows = two_wave_rows(resolved.sms - resolved.comm_sms, kTileRows, tasks);
+  }
+  // A minibatch is cut where a macrobatch ends, so nothing is lost by bounding it by all rows there can be.
+  const std::int64_t padded_rows = all_rows(shape, ranks, max_tokens) + shape.experts * kTileRows;
+  resolved.minibatch_rows = std::min(round_up(resolved.minibatch_rows, kTileRows), padded_rows);
+
+  const std::int64_t every_token = all_remote_tokens(ranks, max_tokens);
+  const std::int64_t every_row = all_rows(shape, ranks, max_tokens);
+  const bool holds_tokens = resolved.ring_tokens == 0 || resolved.ring_tokens >= every_token;
+  const bool holds_rows = resolved.ring_rows == 0 || resolved.ring_rows >= every_row;
+  if (holds_tokens && holds_rows) {
+    resolved.ring_tokens = every_token;
+    resolved.ring_rows = every_row;
+    return resolved;
+  }
+  const std::int64_t segment_rows =
+      holds_rows ? every_row
+                 : std::max(round_up(ceil_div(resolved.ring_rows, 2), kTileRows), smallest_segment_rows(shape));
+  const std::int64_t segment_tokens = holds_tokens ? std::min(every_token, round_up(segment_rows, kOrderBlockTokens))
+                                                   : round_up(ceil_div(resolved.ring_tokens, 2), kOrderBlockTokens);
+  resolved.ring_tokens = 2 * segment_tokens;
+  resolved.ring_rows = 2 * segment_rows;
+  return resolved;
+}
+
+protocol::Geometry make_geometry(const LayerShape& shape, int ranks, std::int64_t max_tokens, const Tuning& tuning,
+                                 std::int64_t saved_rows) {
+  protocol::Geometry geometry;
+  geometry.ranks = ranks;
+  geometry.experts = static_cast<std::int32_t>(shape.experts);
+  geometry.topk = static_cast<std::int32_t>(shape.topk);
+  geometry.hidden = shape.hidden;
+  geometry.intermediate = shape.intermediate;
+  geometry.shared_intermediate = shape.shared_intermediate;
+  geometry.max_tokens = max_tokens;
+  geometry.minibatch_tiles = static_cast<std::int32_t>(tuning.minibatch_rows / kTileRows);
+  const bool one_segment = tuning.ring_tokens == all_remote_tokens(ranks, max_tokens) &&
+                           tuning.ring_rows == all_rows(shape, ranks, max_tokens);
+  geometry.segments = one_segment ? 1 : 2;
+  geometry.segment_tokens = tuning.ring_tokens / geometry.segments;
+  geometry.segment_rows = tuning.ring_rows / geometry.segments;
+  require_int32(geometry.max_valid_rows(), "the number of routes of all ranks");
+  require_int32(geometry.max_tiles() * kTileRows, "the number of padded rows");
+  require_int32(geometry.segments * geometry.segment_tokens, "the token ring");
+  const std::int64_t every_row = geometry.max_tiles() * kTileRows;
+  geometry.saved_rows = saved_rows < 0 ? every_row : std::min(round_up(saved_rows, kTileRows), every_row);
+  return geometry;
+}
+
+}  // namespace moewave::plan
