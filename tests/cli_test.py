@@ -169,9 +169,7 @@ class BadValues(CliTest):
         self.refuse(2, "run", "--backend", "tpu", says=["tpu", "reference", "emulator"])
         self.refuse(2, "run", "--dtype", "fp8_block", says=["fp8_block", "bf16"])
         for routing in ("fair", "zipf", "zipf:", "zipf:x", "zipf:1x", "single:", "single:99", "single:-1", "single:1.5",
-                        "uniform:3", ""):
-            if routing == "":
-                continue
+                        "uniform:3"):
             with self.subTest(routing=routing):
                 self.refuse(2, "run", *SMALL, "--routing", routing, says=[routing])
         self.refuse(2, "run", "--routing", "file", says=["--inputs"])
@@ -202,7 +200,7 @@ class BadValues(CliTest):
 
     def test_what_cannot_fit_into_memory_fails_before_it_is_tried(self):
         self.refuse(1, "run", "--tokens", "9000000000000", says=["memory"])
-        self.refuse(1, "run", "--hidden", "8000000000000000000", says=["memory"])
+        self.refuse(1, "run", "--hidden", "8000000000", says=["memory"])
         self.refuse(2, "run", "--tokens", "9000000000000000000,9000000000000000000", says=["tokens"])
 
 
@@ -291,7 +289,7 @@ class RanksAndTokens(CliTest):
         self.refuse(2, "run", "--inputs", self.inputs, "--tokens", "2,0,6", says=["2,0,6", "6,0,2"])
         self.refuse(2, "run", "--inputs", self.inputs, "--tokens", "4,4", says=["--tokens", "tokens_per_rank"])
         self.split([6, 3])
-        self.refuse(2, "run", "--inputs", self.inputs, says=["9", "8"])
+        self.refuse(2, "run", "--inputs", self.inputs, says=["tokens_per_rank", "8"])
         self.split([9, -1])
         self.refuse(2, "run", "--inputs", self.inputs, says=["-1"])
 

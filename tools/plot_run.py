@@ -95,19 +95,12 @@ def legend_order(names):
     return sorted(names, key=lambda n: (known.index(p) if (p := n.removeprefix("shared ")) in plain and p in known else 99, n))
 
 
-def working_share(events, names_of_waits=("wait",)):
-    """Share of the time between first and last event in which an SM did not wait. Waits lie inside other events."""
+def share_not_waiting(events):
     begin = min(event["ts"] for event in events)
     end = max(event["ts"] + event["dur"] for event in events)
+    waited = sum(event["dur"] for event in events if event["name"] == "wait")
     sms = len({event["tid"] for event in events})
-    work = sum(e["dur"] if e["name"] not in names_of_waits else 0 for e in events)
-    nested = 0
-    for sm in {event["tid"] for event in events}:
-        spans = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["tid"] == sm and e["name"] not in names_of_waits]
-        for wait in (e for e in events if e["tid"] == sm and e["name"] in names_of_waits):
-            middle = wait["ts"] + wait["dur"] / 2
-            nested += wait["dur"] if any(a <= middle <= b for a, b in spans) else 0
-    return (work - nested) / (sms * (end - begin)) if end > begin else 0
+    return 1 - waited / (sms * (end - begin)) if end > begin else 1
 
 
 def draw_calls(axes, events, height):
@@ -150,7 +143,7 @@ def draw_timeline(result, trace, path):
         middle = (min(own) + max(own) + 1) / 2
         axes.text(-0.062, middle, f"rank {rank}", transform=axes.get_yaxis_transform(), rotation=90, ha="center",
                   va="center", fontsize=11, fontweight="bold", color=INK)
-        share = working_share([event for event in events if event["pid"] == rank])
+        share = share_not_waiting([event for event in events if event["pid"] == rank])
         axes.text(1.006, middle, f"{share:.0%}\nnot waiting", transform=axes.get_yaxis_transform(), va="center",
                   fontsize=8, color=INK)
     draw_calls(axes, events, -0.75)

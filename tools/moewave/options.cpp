@@ -85,7 +85,7 @@ void add_layer_options(CLI::App& app, RunOptions& options) {
   add_value(app, "--shared-clamp", "C", "the same of the shared expert", [&options](const std::string& text) {
     options.shared_clamp = parse_positive_float("--shared-clamp", text);
   });
-  add_value(app, "--dtype", "NAME", "bf16", [](const std::string& text) {
+  add_value(app, "--dtype", "NAME", "type of weights and activations: bf16", [](const std::string& text) {
     if (text != "bf16") throw InputError(fmt::format("--dtype '{}' is not supported; allowed is bf16", text));
   });
   app.add_flag("--backward", options.backward, "forward and backward")
@@ -150,7 +150,7 @@ void check_combinations(const RunOptions& options) {
 }
 
 CLI::App* add_run_command(CLI::App& app, const std::string& name, const std::string& description, RunOptions& options) {
-  CLI::App* command = app.add_subcommand(name, description);
+  CLI::App* command = app.add_subcommand(name, description)->group("Commands");
   add_layer_options(*command, options);
   set_group(*command, "Layer");
   add_data_options(*command, options);
@@ -167,11 +167,12 @@ const char* name_of(Backend backend) { return backend == Backend::kReference ? "
 std::optional<CommandLine> parse_command_line(int argc, const char* const* argv) {
   CommandLine line;
   CLI::App app("One Mixture-of-Experts layer, forward and backward, under expert parallelism.", "moewave");
+  app.get_formatter()->label("SUBCOMMAND", "COMMAND");
   app.set_version_flag("--version", fmt::format("moewave {}", kVersion));
   const CLI::App* run = add_run_command(app, "run", "compute the layer and write the results", line.run);
   const CLI::App* verify =
       add_run_command(app, "verify", "run, then compare every result with the FP64 reference", line.run);
-  CLI::App* info = app.add_subcommand("info", "print version, build, devices, backends and limits");
+  CLI::App* info = app.add_subcommand("info", "print version, build, devices, backends and limits")->group("Commands");
   add_file(*info, "--json", "FILE|-", "the same, machine-readable; - is stdout", line.info_json, true);
 
   try {
@@ -183,10 +184,10 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv)
     }
     throw InputError(fmt::format("{} (moewave --help lists what is allowed)", error.what()));
   }
+  // A command is listed once however often it was given.
   const auto chosen = app.get_subcommands();
-  if (chosen.size() != 1) {
-    throw InputError(fmt::format("one command is needed, not {}; allowed are run, verify, info (see moewave --help)",
-                                 chosen.size()));
+  if (chosen.size() != 1 || chosen[0]->count() != 1) {
+    throw InputError("one command is needed; allowed are run, verify, info (see moewave --help)");
   }
   line.command = chosen[0] == run ? Command::kRun : chosen[0] == verify ? Command::kVerify : Command::kInfo;
   if (line.command != Command::kInfo) check_combinations(line.run);
