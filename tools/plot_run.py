@@ -103,15 +103,17 @@ def share_not_waiting(events):
     return 1 - waited / (sms * (end - begin)) if end > begin else 1
 
 
-def draw_calls(axes, events, height):
-    """A band above the lanes for each call, from its first event on any rank to its last."""
-    for call in sorted({event["args"]["call"] for event in events}):
+def draw_calls(axes, events, start, height):
+    """A line above the lanes for each call, from its first event on any rank to its last; calls may overlap."""
+    calls = sorted({event["args"]["call"] for event in events})
+    for call in calls:
         own = [event for event in events if event["args"]["call"] == call]
-        begin = min(event["ts"] for event in own) / 1e3
-        end = max(event["ts"] + event["dur"] for event in own) / 1e3
-        axes.annotate("", (begin, height), (end, height), arrowprops={"arrowstyle": "<->", "color": INK, "lw": 1},
-                      annotation_clip=False)
-        axes.text((begin + end) / 2, height - 0.25, f"{own[0]['cat']}, {end - begin:.1f} ms", ha="center", va="bottom",
+        begin = (min(event["ts"] for event in own) - start) / 1e3
+        end = (max(event["ts"] + event["dur"] for event in own) - start) / 1e3
+        y = height - 0.4 * (call % 2)
+        axes.annotate("", (begin, y), (end, y), annotation_clip=False,
+                      arrowprops={"arrowstyle": "|-|,widthA=0.25,widthB=0.25", "color": INK, "lw": 1, "shrinkA": 0, "shrinkB": 0})
+        axes.text((begin + end) / 2, y - 0.2, f"{own[0]['cat']}, {end - begin:.1f} ms", ha="center", va="bottom",
                   color=INK, fontsize=10)
 
 
@@ -121,16 +123,22 @@ def draw_timeline(result, trace, path):
     bottom = max(lanes.values()) + 1
     figure, axes = plt.subplots(figsize=(15, min(2.2 + 0.19 * bottom, 30)))
 
+    start = min(event["ts"] for event in events)
+    end = (max(event["ts"] + event["dur"] for event in events) - start) / 1e3
+    narrowest = end / 2000  # thinner ones would not be seen
+
     # Waits lie inside the events of their roles, so they are drawn last.
     boxes, colours = [], []
     for event in sorted(events, key=lambda e: e["name"] == "wait"):
-        left, right = event["ts"] / 1e3, (event["ts"] + event["dur"]) / 1e3
+        left = (event["ts"] - start) / 1e3
+        right = left + event["dur"] / 1e3
+        if event["name"] != "wait":
+            right = max(right, left + narrowest)
         y = lanes[event["pid"], event["tid"]]
         boxes.append([(left, y + 0.06), (right, y + 0.06), (right, y + 0.94), (left, y + 0.94)])
         colours.append(colour_of(event["name"]))
     axes.add_collection(PolyCollection(boxes, facecolors=colours, edgecolors="none", rasterized=True))
 
-    end = max(event["ts"] + event["dur"] for event in events) / 1e3
     axes.set_xlim(0, end)
     axes.set_ylim(bottom + 0.2, -0.4)
     axes.set_xlabel("wall time of the emulator on this CPU, ms")
@@ -146,13 +154,13 @@ def draw_timeline(result, trace, path):
         share = share_not_waiting([event for event in events if event["pid"] == rank])
         axes.text(1.006, middle, f"{share:.0%}\nnot waiting", transform=axes.get_yaxis_transform(), va="center",
                   fontsize=8, color=INK)
-    draw_calls(axes, events, -0.75)
+    draw_calls(axes, events, start, -0.75)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
 
     names = legend_order({event["name"] for event in events})
     axes.legend(handles=[Patch(facecolor=colour_of(n), edgecolor="#b0bec5", lw=0.5, label=n) for n in names],
-                loc="upper center", bbox_to_anchor=(0.5, -0.75 / figure.get_figheight()), ncol=min(len(names), 10),
+                loc="upper center", bbox_to_anchor=(0.5, -0.75 / figure.get_figheight()), ncol=-(-len(names) // -(-len(names) // 12)),
                 frameon=False, fontsize=9, handlelength=1.2, columnspacing=1.4)
     axes.set_title(f"What every SM did: {describe(result)}", loc="left", pad=30, fontsize=13, color=INK)
     figure.savefig(path, dpi=130, bbox_inches="tight")
@@ -244,7 +252,7 @@ def draw_traffic(result, path):
     for axes in (saving, experts):
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-    figure.suptitle(f"What crossed the links: {describe(result)}", x=0.125, ha="left", fontsize=13, color=INK)
+    figure.suptitle(f"What crossed the links: {describe(result)}", x=0.125, y=0.965, ha="left", fontsize=13, color=INK)
     figure.savefig(path, dpi=130, bbox_inches="tight")
     plt.close(figure)
 

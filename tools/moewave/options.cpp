@@ -99,7 +99,11 @@ void add_data_options(CLI::App& app, RunOptions& options) {
             [&options](const std::string& text) { options.layer = text; });
   add_file(app, "--inputs", "FILE", "tokens and routes, .safetensors (default: random)", options.inputs);
   add_value(app, "--routing", "HOW", "uniform, zipf:S, single:E or file (default: file with --inputs, else uniform)",
-            [&options](const std::string& text) { options.routing = text; });
+            [&options](const std::string& text) {
+              if (text.empty())
+                throw InputError("--routing '' is unknown; allowed are uniform, zipf:S, single:E, file");
+              options.routing = text;
+            });
   add_value(app, "--seed", "N", "of everything random (default 1)",
             [&options](const std::string& text) { options.seed = parse_seed("--seed", text); });
   add_file(app, "--output", "FILE", "results, .safetensors", options.output);

@@ -1,0 +1,81 @@
+"""Byte-pair encoding (Sennrich et al. 2016, https://arxiv.org/abs/1508.07909) over bytes, trained on the corpus itself.
+
+Tokens 0 to 255 are the bytes, later ones are merges. Byte 0 does not occur in text and marks the start of a document.
+"""
+
+import re
+from collections import Counter, defaultdict
+
+import numpy as np
+
+DOCUMENT_START = 0
+
+# Merges never cross these pieces: a word with the space before it, one digit, a run of signs, a run of white space.
+_PIECES = re.compile(r" ?[^\W\d_]+|\d| ?(?:[^\w\s]|_)+|\s+(?=\s)|\s+")
+
+
+def _replace(tokens, pair, merged):
+    out = []
+    i = 0
+    while i < len(tokens):
+        if i + 1 < len(tokens) and (tokens[i], tokens[i + 1]) == pair:
+            out.append(merged)
+            i += 2
+        else:
+            out.append(tokens[i])
+            i += 1
+    return out
+
+
+class BytePairEncoder:
+    def __init__(self, texts, vocabulary):
+        """Learns vocabulary - 256 merges; ties between pairs go to the smaller pair, so that the result is fixed."""
+        self.rank = {}
+        self.cache = {}
+        counts = Counter()
+        for text in texts:
+            counts.update(_PIECES.findall(text))
+        pieces = [(list(piece.encode()), count) for piece, count in counts.items() if count > 1]
+        self._learn([tokens for tokens, _ in pieces], [count for _, count in pieces], vocabulary)
+
+    def _learn(self, words, counts, vocabulary):
+        pair_count = Counter()
+        words_with = defaultdict(set)
+        for index, tokens in enumerate(words):
+            for pair in zip(tokens, tokens[1:]):
+                pair_count[pair] += counts[index]
+                words_with[pair].add(index)
+        for merged in range(256, vocabulary):
+            pair = max(pair_count, key=lambda p: (pair_count[p], -p[0], -p[1]))
+            self.rank[pair] = merged
+            for index in words_with.pop(pair):
+                old = words[index]
+                new = _replace(old, pair, merged)
+                for gone in zip(old, old[1:]):
+                    pair_count[gone] -= counts[index]
+                for come in zip(new, new[1:]):
+                    pair_count[come] += counts[index]
+                    words_with[come].add(index)
+                words[index] = new
+            del pair_count[pair]
+
+    def _encode_piece(self, piece):
+        tokens = list(piece.encode())
+        while len(tokens) > 1:
+            pair = min(zip(tokens, tokens[1:]), key=lambda p: self.rank.get(p, 1 << 30))
+            if pair not in self.rank:
+                break
+            tokens = _replace(tokens, pair, self.rank[pair])
+        return tokens
+
+    def encode(self, texts):
+        """One array of all texts, DOCUMENT_START before each."""
+        out = []
+        for text in texts:
+            out.append(DOCUMENT_START)
+            for piece in _PIECES.findall(text):
+                tokens = self.cache.get(piece)
+                if tokens is None:
+                    tokens = self.cache[piece] = self._encode_piece(piece)
+                out.extend(tokens)
+        return np.array(out, dtype=np.uint16)
