@@ -17,7 +17,7 @@ from pathlib import Path
 
 PROGRAM = None
 WATCHDOG_S = 120
-SMALL = ["--hidden", "16", "--intermediate", "8", "--experts", "4", "--topk", "2", "--tokens", "5,0,3"]
+SMALL = ["--hidden", "64", "--intermediate", "32", "--experts", "4", "--topk", "2", "--tokens", "5,0,3"]
 
 
 def write_safetensors(path, tensors):
@@ -374,7 +374,7 @@ class Files(CliTest):
         result = self.succeed_json("verify", *SMALL, "--tokens", "0,0", "--backward", "--output", output)
         self.assertTrue(result["ok"])
         tensors = read_safetensors(output)
-        self.assertEqual(tensors["output"][1], [0, 16])
+        self.assertEqual(tensors["output"][1], [0, 64])
         self.assertEqual(set(tensors["grad_down_proj"][2]), {0})
 
 
@@ -457,7 +457,7 @@ class Verify(CliTest):
         self.assertEqual(len(set(files)), 1)
 
     def test_nan_in_a_token_passes_where_the_reference_has_it(self):
-        tensors = inputs_tensors()
+        tensors = inputs_tensors(hidden=64)
         dtype, shape, raw = tensors["hidden_states"]
         tensors["hidden_states"] = (dtype, shape, struct.pack("<f", math.nan) + raw[4:])
         write_safetensors(self.inputs, tensors)
@@ -466,8 +466,8 @@ class Verify(CliTest):
 
     def test_a_result_beyond_its_bound_fails_and_is_written_all_the_same(self):
         """Products beyond FP32 become Inf and NaN where FP64 still has numbers."""
-        tensors = inputs_tensors()
-        tensors["hidden_states"] = ("F32", [8, 16], struct.pack("<128f", *[(-1) ** i * 1e38 for i in range(128)]))
+        tensors = inputs_tensors(hidden=64)
+        tensors["hidden_states"] = ("F32", [8, 64], struct.pack("<512f", *[(-1) ** i * 1e38 for i in range(512)]))
         write_safetensors(self.inputs, tensors)
         names = {"o": "--output", "j": "--json", "t": "--timeline"}
         destinations = [text for name, option in names.items() for text in (option, self.folder / name)]
@@ -482,7 +482,7 @@ class Verify(CliTest):
         self.assertGreater(check["misplaced_non_finite"], 0)
 
     def test_a_result_of_zeros_is_met_exactly(self):
-        tensors = inputs_tensors()
+        tensors = inputs_tensors(hidden=64)
         dtype, shape, raw = tensors["grad_output"]
         tensors["grad_output"] = (dtype, shape, bytes(len(raw)))
         write_safetensors(self.inputs, tensors)

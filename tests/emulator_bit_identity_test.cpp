@@ -35,7 +35,7 @@ TEST(EmulatorBitIdentity, TokenResultsDoNotDependOnRanksRingMinibatchOrSms) {
     for (const Tuning& cut : cuts()) {
       SCOPED_TRACE(testing::Message() << tokens.size() << " ranks, ring " << cut.ring_tokens << " tokens, "
                                       << cut.ring_rows << " rows");
-      Setup setup;
+      LayerSetup setup;
       setup.tuning = cut;
       const Results results = run_case(spread, setup);
       expect_same_token_results(results, wanted);
@@ -47,7 +47,7 @@ TEST(EmulatorBitIdentity, TokenResultsDoNotDependOnRanksRingMinibatchOrSms) {
 TEST(EmulatorBitIdentity, NoResultDependsOnMinibatchOrSms) {
   const LayerCase c = split(identity_case(), {60, 100, 0, 80});
   for (const Tuning& cut : cuts()) {
-    Setup setup;
+    LayerSetup setup;
     setup.tuning = cut;
     const Results wanted = run_case(c, setup);
     for (const std::int64_t minibatch : {1, 200, 1000000}) {
@@ -65,7 +65,7 @@ TEST(EmulatorBitIdentity, NoResultDependsOnMinibatchOrSms) {
 
 TEST(EmulatorBitIdentity, NoResultDependsOnDelays) {
   const LayerCase c = split(identity_case(), {60, 100, 80});
-  for (Setup setup : {Setup{}, tiny_ring()}) {
+  for (LayerSetup setup : {LayerSetup{}, tiny_ring()}) {
     setup.tuning.sms = 4;
     setup.tuning.comm_sms = 2;
     const Results wanted = run_case(c, setup);
@@ -80,7 +80,7 @@ TEST(EmulatorBitIdentity, NoResultDependsOnDelays) {
 // B119, with fewer repeats and a smaller hidden size.
 TEST(EmulatorBitIdentity, ManyExpertsAndRoutesGiveTheSameBitsEveryRun) {
   const LayerCase c = random_case(make_shape(16, 8, 128, 16), even_split(4097, 3), 121);
-  Setup setup;
+  LayerSetup setup;
   setup.tuning.ring_tokens = 1000;
   EmulatedLayer layer = make_layer(c, setup);
   const Results wanted = run_step(layer, c);

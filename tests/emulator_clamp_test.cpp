@@ -67,7 +67,7 @@ const float kDistances[] = {0.0f,        1.0f / 32768, -1.0f / 32768, 1.0f / 204
 TEST(EmulatorClamp, GradientStopsExactlyBeyondTheBoundOnBothSidesOfARounding) {
   for (const bool shared : {false, true}) {
     for (const std::int64_t saved_rows : {-1, 0}) {
-      Setup setup;
+      LayerSetup setup;
       setup.options.saved_rows = saved_rows;
       for (const float bound : kBounds) {
         for (const float distance : kDistances) {

@@ -8,8 +8,8 @@
 namespace moewave::test {
 namespace {
 
-Setup impatient_entry() {
-  Setup setup = tiny_ring();
+LayerSetup impatient_entry() {
+  LayerSetup setup = tiny_ring();
   setup.options.entry_timeout_ms = 150;
   return setup;
 }
@@ -67,7 +67,7 @@ TEST(EmulatorTimeout, AnAbsentRankIsNamedByTheOthersAndTheNextRunWorksAfterRecov
 
 TEST(EmulatorTimeout, ARankMissingInTheMiddleOfManyCallsStopsAll) {
   const LayerCase c = marked_case(make_shape(32, 16, 5, 2), {30, 50}, 101);
-  Setup setup = impatient_entry();
+  LayerSetup setup = impatient_entry();
   setup.options.first_epoch = 0xfffffffbu;  // and the new generation lies behind the wrap of epochs
   EmulatedLayer layer = make_layer(c, setup);
   const Results wanted = run_case(c, tiny_ring());
@@ -86,7 +86,7 @@ TEST(EmulatorTimeout, ARankMissingInTheMiddleOfManyCallsStopsAll) {
 TEST(EmulatorTimeout, WaitsInEveryPhaseEndAndRecoveryAlwaysWorks) {
   const LayerCase c = marked_case(make_shape(32, 16, 5, 2, 8), {60, 80, 7}, 102);
   const Results wanted = run_case(c, tiny_ring());
-  Setup setup = tiny_ring();
+  LayerSetup setup = tiny_ring();
   setup.options.jitter_us = 4000;
   setup.options.pipeline_timeout_ms = 1;
   EmulatedLayer layer = make_layer(c, setup);
@@ -166,7 +166,7 @@ TEST(EmulatorDisagreement, ARefusedBackwardAddsNothing) {
 TEST(EmulatorRefusal, MoreTokensThanTheLayerWasMadeForAreRefusedByAllAndTheNextCallsWork) {
   const LayerShape shape = make_shape(32, 16, 5, 2, 8);
   const LayerCase good = marked_case(shape, {128, 3, 100}, 106);
-  Setup setup = tiny_ring();
+  LayerSetup setup = tiny_ring();
   setup.max_tokens = 128;
   EmulatedLayer layer = make_layer(good, setup);
   const Results wanted = run_step(layer, good);

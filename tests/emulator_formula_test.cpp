@@ -194,7 +194,7 @@ TEST(EmulatorSharedExpert, TheSameTokensOverAnyRanksHaveTheSameBits) {
 TEST(EmulatorSharedExpert, MayHaveAnyWidth) {
   for (const std::int64_t width : {8, 24, 48, 96, 48 + 256}) {
     LayerCase c = marked_case(make_shape(64, 48, 6, 2, width), {150, 21}, 87);
-    for (const Setup& setup : {Setup{}, tiny_ring()}) expect_two_steps_match(c, setup);
+    for (const LayerSetup& setup : {LayerSetup{}, tiny_ring()}) expect_two_steps_match(c, setup);
     expect_formula(c);
   }
 }

@@ -42,7 +42,7 @@ std::vector<double> router_gradients(const LayerCase& c) {
 TEST(EmulatorRouterGradient, IsTheProductOfOutputGradientAndTheExpertsOutput) {
   for (const std::int64_t topk : {1, 4}) {
     const LayerCase c = marked_case(make_shape(64, 264, 6, topk), {33, 20}, 70, "zipf:1");
-    for (const Setup& setup : {Setup{}, tiny_ring()}) {
+    for (const LayerSetup& setup : {LayerSetup{}, tiny_ring()}) {
       const Results results = expect_two_steps_match(c, setup);
       expect_close("grad_topk_weights", widen(results.gradients.topk_weights), router_gradients(c), topk, 1e-2);
     }
@@ -171,7 +171,7 @@ constexpr Buffer kBuffers[] = {&HostGradients::gate_up, &HostGradients::down, &H
 TEST(EmulatorWeightGradients, EveryFormOfDeliveryIsTheFp32SumRoundedOrAddedOnce) {
   LayerCase c = marked_case(make_shape(64, 40, 6, 2, 24), {60, 75}, 73);
   route_within(c, 1, 5);
-  for (const Setup& setup : {Setup{}, tiny_ring()}) {
+  for (const LayerSetup& setup : {LayerSetup{}, tiny_ring()}) {
     EmulatedLayer layer = make_layer(c, setup);
     const Results sums = run_step(layer, c);
 
@@ -220,14 +220,16 @@ TEST(EmulatorContexts, SavedAndRecomputedRowsGiveTheSameBits) {
   c.shape.clamp = 0.7f;
   c.shape.shared_clamp = 0.4f;
   mask_routes(c, 20, 4);
-  for (Setup setup : {Setup{}, tiny_ring()}) {
+  for (LayerSetup setup : {LayerSetup{}, tiny_ring()}) {
     const Results saved = expect_two_steps_match(c, setup);
     for (const std::int64_t rows : {0, 1, 129, 300, 100000}) {
       SCOPED_TRACE(testing::Message() << "saved rows " << rows);
       setup.options.saved_rows = rows;
       const Results results = run_case(c, setup);
       expect_same_results(results, saved);
-      if (rows == 0) EXPECT_LT(results.context.bytes(), saved.context.bytes() / 2);
+      if (rows == 0) {
+        EXPECT_LT(results.context.bytes(), saved.context.bytes() / 2);
+      }
     }
   }
 }

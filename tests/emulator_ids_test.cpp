@@ -16,7 +16,7 @@ TEST(EmulatorIds, MaskedRoutesContributeNothing) {
     mask_routes(c, 30, 1);
     for (std::size_t i = 5 * 4; i < 6 * 4; ++i) c.batch.topk_ids[i] = -1;
     for (std::int32_t& id : c.batch.topk_ids) id = id == 3 ? -1 : id;
-    for (const Setup& setup : {Setup{}, tiny_ring()}) {
+    for (const LayerSetup& setup : {LayerSetup{}, tiny_ring()}) {
       const Results results = expect_two_steps_match(c, setup);
       for (std::size_t i = 0; i < c.batch.topk_ids.size(); ++i) {
         if (c.batch.topk_ids[i] == -1) {
@@ -61,7 +61,7 @@ TEST(EmulatorIds, AnExpertNamedTwiceByATokenCountsTwice) {
 TEST(EmulatorIds, OneExpertInEverySlotIsRight) {
   LayerCase c = marked_case(make_shape(64, 32, 8, 8), {50, 50}, 33);
   route(c, [](std::int64_t, std::int64_t) { return 6; });
-  for (const Setup& setup : {Setup{}, tiny_ring()}) {
+  for (const LayerSetup& setup : {LayerSetup{}, tiny_ring()}) {
     const Results results = expect_two_steps_match(c, setup);
     EXPECT_EQ(results.forward_report.ranks[1].pulled_tokens, 50);  // once each, though eight rows use it
   }
@@ -94,7 +94,7 @@ TEST(EmulatorIds, ReportedCountsAreTheHistogramOfTheIds) {
       ++routes[static_cast<std::size_t>(source)];
       if (owner != source) remote_tokens[static_cast<std::size_t>(owner)].insert(token), ++remote_rows;
     }
-    for (const Setup& setup : {Setup{}, tiny_ring()}) {
+    for (const LayerSetup& setup : {LayerSetup{}, tiny_ring()}) {
       const Results results = run_case(c, setup);
       for (const CallReport* report : {&results.forward_report, &results.backward_report}) {
         EXPECT_EQ(report->expert_rows, histogram);

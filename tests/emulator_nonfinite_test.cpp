@@ -55,7 +55,7 @@ struct Spread {
 };
 
 void expect_only_victim(const std::function<void(LayerCase&)>& poison, const Spread& spread) {
-  for (Setup setup : {Setup{}, tiny_ring()}) {
+  for (LayerSetup setup : {LayerSetup{}, tiny_ring()}) {
     for (const std::int64_t saved_rows : {-1, 0}) {
       setup.options.saved_rows = saved_rows;
       LayerCase c = clean_case();

@@ -11,7 +11,7 @@ TEST(EmulatorPadding, PoisonedMemoryChangesNoResult) {
   for (const std::int64_t shared : {0, 40}) {
     for (const std::int64_t saved_rows : {-1, 0, 100}) {
       const LayerCase c = marked_case(make_shape(64, 48, 6, 3, shared), {70, 41}, 40);
-      for (Setup setup : {Setup{}, tiny_ring()}) {
+      for (LayerSetup setup : {LayerSetup{}, tiny_ring()}) {
         setup.options.saved_rows = saved_rows;
         setup.options.poison = false;
         const Results clean = run_case(c, setup);
@@ -47,7 +47,7 @@ TEST(EmulatorPadding, RowCountsThatFillNoTileGiveFiniteAndRightGradients) {
   }
   LayerCase c = marked_case(make_shape(64, 48, 6, 1), {200, 218}, 43);
   route(c, [&](std::int64_t token, std::int64_t) { return expert_of[static_cast<std::size_t>(token * 5 % 418)]; });
-  for (const Setup& setup : {Setup{}, tiny_ring()}) {
+  for (const LayerSetup& setup : {LayerSetup{}, tiny_ring()}) {
     const Results results = expect_two_steps_match(c, setup);
     EXPECT_EQ(results.forward_report.expert_rows, counts);
   }
@@ -56,7 +56,7 @@ TEST(EmulatorPadding, RowCountsThatFillNoTileGiveFiniteAndRightGradients) {
 // B41: padding that is added to a real token would land on token 0.
 TEST(EmulatorPadding, TheFirstTokenOfEachRankIsRightForFiftyRoutings) {
   const LayerShape shape = make_shape(64, 32, 8, 2);
-  EmulatedLayer layer(shape, 3, 20, Setup{}.tuning, Setup{}.options);
+  EmulatedLayer layer(shape, 3, 20, LayerSetup{}.tuning, LayerSetup{}.options);
   for (std::uint64_t seed = 0; seed < 50; ++seed) {
     const LayerCase c = marked_case(shape, {17, 20, 3}, 4400 + seed);
     const Results results = run_step(layer, c);

@@ -58,8 +58,8 @@ LayerCase random_layer(Dice& dice, std::uint64_t seed) {
   return c;
 }
 
-Setup random_setup(Dice& dice) {
-  Setup setup;
+LayerSetup random_setup(Dice& dice) {
+  LayerSetup setup;
   setup.tuning.minibatch_rows = dice.any<std::int64_t>({0, 1, 1, 200, 600});
   setup.tuning.ring_tokens = dice.any<std::int64_t>({0, 1, 1, 70, 150});
   setup.tuning.ring_rows = dice.any<std::int64_t>({0, 1, 300, 900});
@@ -70,7 +70,7 @@ Setup random_setup(Dice& dice) {
   return setup;
 }
 
-std::string describe(const LayerCase& c, const Setup& setup) {
+std::string describe(const LayerCase& c, const LayerSetup& setup) {
   std::ostringstream text;
   const LayerShape& s = c.shape;
   text << "H " << s.hidden << " I " << s.intermediate << " E " << s.experts << " k " << s.topk << " S "
@@ -89,7 +89,7 @@ TEST_P(EmulatorRandom, ConfigurationsMatchTheReference) {
     const std::uint32_t seed = static_cast<std::uint32_t>(GetParam() * 1000 + i);
     Dice dice(seed);
     const LayerCase c = random_layer(dice, seed);
-    const Setup setup = random_setup(dice);
+    const LayerSetup setup = random_setup(dice);
     SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << describe(c, setup));
     expect_two_steps_match(c, setup);
     if (HasFailure()) return;

@@ -29,7 +29,7 @@ std::deque<Step> different_steps(const LayerShape& shape, int ranks, std::int64_
   return steps;
 }
 
-void expect_each_as_if_alone(const std::deque<Step>& steps, Setup setup) {
+void expect_each_as_if_alone(const std::deque<Step>& steps, LayerSetup setup) {
   setup.options.jitter_us = 0;
   for (std::size_t i = 0; i < steps.size(); ++i) {
     SCOPED_TRACE(testing::Message() << "step " << i);
@@ -48,7 +48,7 @@ TEST(EmulatorReuse, FiveHundredCallsWithoutABarrierEachActAsIfAlone) {
     if (i > 0) calls.push_back(backward_call(steps[i - 1].c, steps[i - 1].results));
   }
   ASSERT_EQ(calls.size(), 500u);
-  Setup setup = tiny_ring();
+  LayerSetup setup = tiny_ring();
   setup.max_tokens = 45;
   setup.options.jitter_us = 1500;
   setup.options.jitter_seed = 68;
@@ -62,7 +62,7 @@ TEST(EmulatorReuse, RanksThatAreDelayedForLongNeverMixTwoCalls) {
   std::deque<Step> steps = different_steps(make_shape(8, 8, 4, 2), 4, 6, 60);
   std::vector<EmulatedCall> calls;
   for (Step& step : steps) calls.push_back(forward_call(step.c, step.results));
-  Setup setup;
+  LayerSetup setup;
   setup.tuning = {.sms = 2, .comm_sms = 1};
   setup.max_tokens = 6;
   setup.options.jitter_us = 5000;
@@ -84,7 +84,7 @@ TEST(EmulatorReuse, EpochsWrapUnnoticed) {
       calls.push_back(forward_call(step.c, step.results));
       calls.push_back(backward_call(step.c, step.results));
     }
-    Setup setup = tiny_ring();
+    LayerSetup setup = tiny_ring();
     setup.options.first_epoch = 0u - before_wrap;
     setup.options.jitter_us = 200;
     EmulatedLayer layer(steps[0].c.shape, 3, 40, setup.tuning, setup.options);
@@ -99,7 +99,7 @@ TEST(EmulatorReuse, EpochsWrapUnnoticed) {
 TEST(EmulatorReuse, TwoContextsInFlightMayBeUsedInEitherOrderAndAgain) {
   const LayerShape shape = make_shape(32, 16, 5, 2, 24);
   for (const std::int64_t saved_rows : {-1, 0}) {
-    Setup setup = tiny_ring();
+    LayerSetup setup = tiny_ring();
     setup.max_tokens = 70;
     setup.options.saved_rows = saved_rows;
     const LayerCase a = marked_case(shape, {70, 20}, 61);
@@ -129,7 +129,7 @@ TEST(EmulatorReuse, ContextsThatDoNotBelongToTheCallAreRefused) {
   const LayerCase other_ids = marked_case(shape, {7, 20}, 64);
   LayerCase other_split = a;
   other_split.batch.tokens_per_rank = {8, 19};
-  Setup setup;
+  LayerSetup setup;
   setup.max_tokens = 20;
   EmulatedLayer layer = make_layer(a, setup);
   EmulatedLayer other_layer = make_layer(a, setup);

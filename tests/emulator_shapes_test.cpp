@@ -115,7 +115,7 @@ TEST(EmulatorShapes, CallsWhoseTensorsDoNotFitAreRefusedBeforeAnyWork) {
 TEST(EmulatorShapes, TuningInUseIsRoundedUpAndAnyPositiveValueRuns) {
   const LayerCase c = random_case(make_shape(32, 16, 6, 2), {100, 80}, 56);
   for (const std::int64_t value : {1, 31, 127, 129, 1'000'000'000}) {
-    Setup setup;
+    LayerSetup setup;
     setup.tuning.minibatch_rows = setup.tuning.ring_tokens = setup.tuning.ring_rows = value;
     EmulatedLayer layer = make_layer(c, setup);
     EXPECT_EQ(layer.tuning().minibatch_rows % 128, 0);

@@ -13,7 +13,7 @@ TEST(EmulatorSkew, EverythingToOneRankLosesNothing) {
   LayerCase c = marked_case(make_shape(128, 64, 8, 2), {200, 200}, 20);
   for (const std::int64_t begin : {0, 4}) {
     route_within(c, begin, begin + 4);
-    for (const Setup& setup : {Setup{}, tiny_ring()}) {
+    for (const LayerSetup& setup : {LayerSetup{}, tiny_ring()}) {
       const Results results = expect_two_steps_match(c, setup);
       EXPECT_EQ(results.forward_report.ranks[begin == 0 ? 0 : 1].rows, 800);
     }
@@ -24,7 +24,7 @@ TEST(EmulatorSkew, EverythingToOneExpertIsRight) {
   for (const std::int32_t expert : {0, 3, 6}) {
     LayerCase c = marked_case(make_shape(64, 40, 7, 1), {150, 0, 90}, 21);
     route(c, [=](std::int64_t, std::int64_t) { return expert; });
-    for (const Setup& setup : {Setup{}, tiny_ring()}) expect_two_steps_match(c, setup);
+    for (const LayerSetup& setup : {LayerSetup{}, tiny_ring()}) expect_two_steps_match(c, setup);
   }
 }
 
@@ -37,7 +37,7 @@ TEST(EmulatorSkew, AnyCutHoldsLoadOnTheFirstOrTheLastExperts) {
     for (const std::int64_t minibatch : {1, 200, 1000}) {
       for (const std::int64_t ring : {1, 100, 0}) {
         for (const std::int64_t rows : {1, 300, 0}) {
-          Setup setup;
+          LayerSetup setup;
           setup.tuning.minibatch_rows = minibatch;
           setup.tuning.ring_tokens = ring;
           setup.tuning.ring_rows = rows;
@@ -76,7 +76,7 @@ TEST(EmulatorUnequalTokens, FiveSixSevenEightTokensAreRight) {
 TEST(EmulatorUnequalTokens, FiftyStepsOfIndependentTokenCountsMatchOnOneWorkspace) {
   const LayerShape shape = make_shape(32, 16, 6, 2);
   std::mt19937 random(26);
-  for (Setup setup : {Setup{}, tiny_ring()}) {
+  for (LayerSetup setup : {LayerSetup{}, tiny_ring()}) {
     setup.max_tokens = 300;
     EmulatedLayer layer(shape, 4, setup.max_tokens, setup.tuning, setup.options);
     for (std::uint64_t step = 0; step < 25; ++step) {

@@ -18,7 +18,7 @@ struct Step {
 };
 
 // Runs forward and backward of every step, the backward of one after the forward of the next, and checks all.
-void run_back_to_back(const LayerShape& shape, const std::vector<Tokens>& tokens_of_steps, Setup setup) {
+void run_back_to_back(const LayerShape& shape, const std::vector<Tokens>& tokens_of_steps, LayerSetup setup) {
   std::deque<Step> steps;
   for (const Tokens& tokens : tokens_of_steps) {
     steps.emplace_back(random_case(shape, tokens, 130 + steps.size(), steps.size() % 3 == 0 ? "zipf:2" : "uniform"));
@@ -38,7 +38,7 @@ const std::vector<Tokens> kSteps = {{100, 0, 70}, {3, 110, 40}, {90, 90, 90}, {0
                                     {0, 110, 0},  {70, 33, 64}, {32, 31, 33}, {110, 5, 0}, {64, 96, 1}};
 
 TEST(EmulatorStress, SmallestRingWithDelays) {
-  Setup setup = tiny_ring();
+  LayerSetup setup = tiny_ring();
   setup.tuning.sms = 4;
   setup.tuning.comm_sms = 2;
   setup.options.jitter_us = 300;
@@ -46,7 +46,7 @@ TEST(EmulatorStress, SmallestRingWithDelays) {
 }
 
 TEST(EmulatorStress, RecomputationAndSharedExpertWithDelays) {
-  Setup setup = tiny_ring();
+  LayerSetup setup = tiny_ring();
   setup.options.saved_rows = 64;
   setup.options.jitter_us = 300;
   run_back_to_back(make_shape(16, 8, 4, 2, 8), kSteps, setup);
@@ -55,7 +55,7 @@ TEST(EmulatorStress, RecomputationAndSharedExpertWithDelays) {
 }
 
 TEST(EmulatorStress, WholeRingWithoutDelays) {
-  Setup setup;
+  LayerSetup setup;
   setup.tuning.minibatch_rows = 1;
   setup.options.poison = false;
   setup.options.timeline = true;
@@ -63,14 +63,14 @@ TEST(EmulatorStress, WholeRingWithoutDelays) {
 }
 
 TEST(EmulatorStress, SeveralColumnBlocks) {
-  Setup setup = tiny_ring();
+  LayerSetup setup = tiny_ring();
   setup.options.jitter_us = 100;
   run_back_to_back(make_shape(264, 136, 3, 2), {{40, 0, 50}, {20, 90, 3}}, setup);
 }
 
 TEST(EmulatorStress, TwoLayersAtOnce) {
   const auto run = [] {
-    Setup setup = tiny_ring();
+    LayerSetup setup = tiny_ring();
     setup.options.jitter_us = 200;
     run_back_to_back(make_shape(16, 8, 5, 2), {kSteps.begin(), kSteps.begin() + 5}, setup);
   };
@@ -81,7 +81,7 @@ TEST(EmulatorStress, TwoLayersAtOnce) {
 
 TEST(EmulatorStress, TimeOutAndRecovery) {
   const LayerCase c = random_case(make_shape(16, 8, 5, 2), {100, 40, 60}, 140);
-  Setup setup = tiny_ring();
+  LayerSetup setup = tiny_ring();
   setup.options.jitter_us = 3000;
   setup.options.pipeline_timeout_ms = 1;
   EmulatedLayer layer = make_layer(c, setup);

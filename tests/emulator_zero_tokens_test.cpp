@@ -18,7 +18,7 @@ void expect_no_gradient_of_experts(const LayerCase& c, const Results& results, s
 TEST(EmulatorZeroTokens, ARankWhoseExpertsGetNothingReturnsZeroGradientsAndItsTokensTheirResults) {
   LayerCase c = marked_case(make_shape(256, 512, 8, 2), {64, 64}, 1);
   route_within(c, 0, 4);  // all of them on rank 0
-  for (const Setup& setup : {Setup{}, tiny_ring()}) {
+  for (const LayerSetup& setup : {LayerSetup{}, tiny_ring()}) {
     const Results results = expect_two_steps_match(c, setup);
     expect_no_gradient_of_experts(c, results, 4, 8);
     EXPECT_EQ(results.forward_report.ranks[1].rows, 0);
@@ -102,7 +102,7 @@ TEST(EmulatorZeroTokens, EmptyExpertsAmongFullOnesDisturbNothingWhateverRanBefor
   route(c, [&](std::int64_t token, std::int64_t) { return expert_of[static_cast<std::size_t>(token * 7 % 32)]; });
   const ReferenceResult reference = run_reference(c.shape, c.weights, c.batch, true);
   for (const bool poison : {true, false}) {
-    Setup setup;
+    LayerSetup setup;
     setup.options.poison = poison;
     setup.max_tokens = 150;
     EmulatedLayer layer = make_layer(c, setup);
@@ -122,7 +122,7 @@ TEST(EmulatorZeroTokens, EmptyExpertsAmongFullOnesDisturbNothingWhateverRanBefor
 TEST(EmulatorZeroTokens, NoTokenAnywhereGivesEmptyOutputsAndTheLayerGoesOn) {
   const LayerCase empty = random_case(make_shape(64, 32, 5, 2, 16), {0, 0, 0}, 6);
   const LayerCase full = random_case(empty.shape, {30, 0, 70}, 7);
-  for (Setup setup : {Setup{}, tiny_ring()}) {
+  for (LayerSetup setup : {LayerSetup{}, tiny_ring()}) {
     setup.max_tokens = 70;
     EmulatedLayer layer = make_layer(full, setup);
     for (int repeat = 0; repeat < 3; ++repeat) {
@@ -143,7 +143,7 @@ TEST(EmulatorZeroTokens, ALayerMadeForNoTokensRuns) {
 TEST(EmulatorZeroTokens, AllRoutesMaskedGiveZerosOrTheSharedExpertAlone) {
   LayerCase c = random_case(make_shape(32, 16, 4, 2), {9, 40}, 10);
   route(c, [](std::int64_t, std::int64_t) { return -1; });
-  for (const Setup& setup : {Setup{}, tiny_ring()}) {
+  for (const LayerSetup& setup : {LayerSetup{}, tiny_ring()}) {
     const Results results = expect_two_steps_match(c, setup);
     expect_zeros("output", results.output, 0, 49 * 32);
     expect_zeros("grad_hidden_states", results.gradients.hidden_states, 0, 49 * 32);
@@ -159,14 +159,14 @@ TEST(EmulatorZeroTokens, AllRoutesMaskedGiveZerosOrTheSharedExpertAlone) {
 TEST(EmulatorZeroTokens, ASingleTokenIsRight) {
   for (const Tokens& tokens : {Tokens{1}, Tokens{1, 0}, Tokens{0, 1}, Tokens{0, 0, 1, 0}}) {
     const LayerCase c = marked_case(make_shape(128, 64, 32, 2), tokens, 11);
-    for (const Setup& setup : {Setup{}, tiny_ring()}) expect_two_steps_match(c, setup);
+    for (const LayerSetup& setup : {LayerSetup{}, tiny_ring()}) expect_two_steps_match(c, setup);
   }
 }
 
 TEST(EmulatorZeroTokens, RanksWithoutTokensAndRanksWithoutExpertsTakePart) {
   for (const Tokens& tokens : {Tokens{0, 50, 0, 3, 0}, Tokens{40, 0, 0, 0, 1}, Tokens{0, 0, 0, 0, 77}}) {
     const LayerCase c = marked_case(make_shape(64, 32, 3, 2), tokens, 12);  // ranks 3 and 4 own no expert
-    for (const Setup& setup : {Setup{}, tiny_ring()}) expect_two_steps_match(c, setup);
+    for (const LayerSetup& setup : {LayerSetup{}, tiny_ring()}) expect_two_steps_match(c, setup);
   }
 }
 

@@ -37,13 +37,13 @@ struct Request {
 Request draw_request() {
   Request r;
   r.shape = small_shape();
-  r.shape.experts = *rc::gen::inRange(1, 100);
-  r.shape.topk = *rc::gen::inRange(1, static_cast<int>(std::min<std::int64_t>(r.shape.experts, 64)) + 1);
-  r.ranks = *rc::gen::inRange(1, 12);
-  r.max_tokens = *rc::gen::inRange(0, 3000);
-  r.tuning.minibatch_rows = *rc::gen::element(0, 1) * *rc::gen::inRange(1, 100'000);
-  r.tuning.ring_tokens = *rc::gen::element(0, 1) * *rc::gen::inRange(1, 40'000);
-  r.tuning.ring_rows = *rc::gen::element(0, 1) * *rc::gen::inRange(1, 400'000);
+  r.shape.experts = draw(1, 99);
+  r.shape.topk = draw<std::int64_t>(1, std::min<std::int64_t>(r.shape.experts, 64));
+  r.ranks = draw(1, 11);
+  r.max_tokens = draw(0, 2999);
+  r.tuning.minibatch_rows = *rc::gen::element(0, 1) * draw(1, 99999);
+  r.tuning.ring_tokens = *rc::gen::element(0, 1) * draw(1, 39999);
+  r.tuning.ring_rows = *rc::gen::element(0, 1) * draw(1, 399999);
   r.tuning.sms = *rc::gen::element(0, 2, 3, 8, 132);
   r.tuning.comm_sms = *rc::gen::element(0, 1);
   return r;

@@ -109,7 +109,7 @@ void expect_run(bool backward, int workers, Pulls pulls) {
   BuiltSchedule built(c);
   built.build(c.ids, 1);
   TaskSimulator simulator(c.geometry, built.view(), own_tokens_of(c), backward);
-  const std::string failure = simulator.run(workers, pulls, *rc::gen::inRange<std::uint32_t>(0, 1'000'000));
+  const std::string failure = simulator.run(workers, pulls, draw<std::uint32_t>(0, 1'000'000));
   if (!failure.empty()) RC_LOG() << c << '\n' << failure << '\n';
   RC_ASSERT(failure.empty());
   RC_TAG(built.view().totals->macrobatches > 2 ? "ring reused" : "ring not reused");
@@ -122,18 +122,18 @@ RC_GTEST_PROP(TaskOrder, NoTaskWaitsForALaterOneHoweverLateThePulls, (bool backw
 }
 
 RC_GTEST_PROP(TaskOrder, NothingIsOverwrittenWhileItIsReadHoweverEarlyThePulls, (bool backward)) {
-  expect_run(backward, *rc::gen::inRange(2, 9), Pulls::kAsEarlyAsAllowed);
+  expect_run(backward, draw(2, 12), Pulls::kAsEarlyAsAllowed);
 }
 
 RC_GTEST_PROP(TaskOrder, AnyInterleavingOfPullsAndWorkersEndsAndReadsTheRightData, (bool backward)) {
-  expect_run(backward, *rc::gen::inRange(1, 9), Pulls::kAtRandom);
+  expect_run(backward, draw(1, 12), Pulls::kAtRandom);
 }
 
 // ---- Interleaving and raster
 
 RC_GTEST_PROP(Interleave, EveryPrefixHoldsTheProportionalShareOfBoth, ()) {
-  const std::int64_t first = *rc::gen::inRange(0, 200);
-  const std::int64_t second = *rc::gen::inRange(0, 200);
+  const std::int64_t first = draw(0, 199);
+  const std::int64_t second = draw(0, 199);
   std::int64_t next_first = 0;
   std::int64_t next_second = 0;
   for (std::int64_t index = 0; index < first + second; ++index) {
@@ -174,8 +174,8 @@ RC_GTEST_PROP(Interleave, GateUpAndDownOfAForwardStepAdvanceTogether, ()) {
 }
 
 RC_GTEST_PROP(Raster, VisitsEveryTileAndColumnOnceAndAllTilesOfAGroupBeforeTheNextColumn, ()) {
-  const std::int32_t tiles = *rc::gen::inRange(1, 70);
-  const std::int32_t columns = *rc::gen::inRange(1, 40);
+  const std::int32_t tiles = draw(1, 69);
+  const std::int32_t columns = draw(1, 39);
   std::set<std::pair<std::int32_t, std::int32_t>> seen;
   protocol::RasterPlace before{0, 0};
   for (std::int32_t index = 0; index < tiles * columns; ++index) {
@@ -191,8 +191,8 @@ RC_GTEST_PROP(Raster, VisitsEveryTileAndColumnOnceAndAllTilesOfAGroupBeforeTheNe
 }
 
 RC_GTEST_PROP(WgradBlocks, CoverEveryMatrixOnce, ()) {
-  const std::int64_t hidden = 8 * *rc::gen::inRange(1, 120);
-  const std::int64_t intermediate = 8 * *rc::gen::inRange(1, 120);
+  const std::int64_t hidden = 8 * draw(1, 119);
+  const std::int64_t intermediate = 8 * draw(1, 119);
   Geometry g;
   g.hidden = hidden;
   g.intermediate = intermediate;

@@ -27,7 +27,7 @@ std::vector<SourceBlock> order_of(const std::vector<std::int32_t>& tokens, int r
   return order;
 }
 
-std::vector<std::int32_t> draw_tokens_of_ranks() { return draw_tokens(*rc::gen::inRange(1, 10), 300); }
+std::vector<std::int32_t> draw_tokens_of_ranks() { return draw_tokens(draw(1, 9), 300); }
 
 RC_GTEST_PROP(TokenOrder, EveryTokenOfEveryRankHasExactlyOnePlace, ()) {
   const std::vector<std::int32_t> tokens = draw_tokens_of_ranks();
@@ -46,7 +46,7 @@ RC_GTEST_PROP(TokenOrder, EveryTokenOfEveryRankHasExactlyOnePlace, ()) {
 
 RC_GTEST_PROP(TokenOrder, EqualsThePlainListRoundByRound, ()) {
   const std::vector<std::int32_t> tokens = draw_tokens_of_ranks();
-  const int reader = *rc::gen::inRange(0, static_cast<int>(tokens.size()));
+  const int reader = draw(0, static_cast<int>(tokens.size()) - 1);
   const std::vector<SourceBlock> order = order_of(tokens, reader);
   for (const ModelToken& token : model_token_order(tokens, reader)) {
     const SourceBlock source = order[static_cast<std::size_t>(token.block)];
@@ -79,10 +79,10 @@ TEST(TokenOrder, RanksThatRanOutAreLeftOutOfLaterRounds) {
 }
 
 RC_GTEST_PROP(TokenOrder, LoadsTheLinksEvenlyFromTheFirstBlockToTheLast, ()) {
-  const int ranks = *rc::gen::inRange(1, 10);
-  const std::vector<std::int32_t> tokens(static_cast<std::size_t>(ranks), *rc::gen::inRange(0, 400));
+  const int ranks = draw(1, 9);
+  const std::vector<std::int32_t> tokens(static_cast<std::size_t>(ranks), draw(0, 399));
   std::vector<int> taken(static_cast<std::size_t>(ranks));
-  for (const SourceBlock source : order_of(tokens, *rc::gen::inRange(0, ranks))) {
+  for (const SourceBlock source : order_of(tokens, draw(0, ranks - 1))) {
     ++taken[static_cast<std::size_t>(source.rank)];
     const auto [least, most] = std::minmax_element(taken.begin(), taken.end());
     RC_ASSERT(*most - *least <= 1);
@@ -92,8 +92,8 @@ RC_GTEST_PROP(TokenOrder, LoadsTheLinksEvenlyFromTheFirstBlockToTheLast, ()) {
 // ---- Partition
 
 RC_GTEST_PROP(Partition, RangesCoverAllExpertsOnceAndTheOwnerIsTheirInverse, ()) {
-  const std::int32_t experts = *rc::gen::inRange(1, 4097);
-  const int ranks = *rc::gen::weightedOneOf<int>({{3, rc::gen::inRange(1, 17)}, {1, rc::gen::inRange(1, 1025)}});
+  const std::int32_t experts = draw(1, 4096);
+  const int ranks = draw(1, *rc::gen::element(16, 1024));
   std::int32_t next = 0;
   for (int rank = 0; rank < ranks; ++rank) {
     const std::int32_t count = protocol::expert_count(experts, ranks, rank);
@@ -107,8 +107,8 @@ RC_GTEST_PROP(Partition, RangesCoverAllExpertsOnceAndTheOwnerIsTheirInverse, ())
 }
 
 RC_GTEST_PROP(Partition, ThePublicRangesAreTheSame, ()) {
-  const std::int32_t experts = *rc::gen::inRange(1, 4097);
-  const int ranks = *rc::gen::inRange(1, 100);
+  const std::int32_t experts = draw(1, 4096);
+  const int ranks = draw(1, 99);
   for (int rank = 0; rank < ranks; ++rank) {
     const ExpertRange range = local_experts(experts, ranks, rank);
     RC_ASSERT(range.begin == protocol::first_expert(experts, ranks, rank));

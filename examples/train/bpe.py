@@ -3,6 +3,7 @@
 Tokens 0 to 255 are the bytes, later ones are merges. Byte 0 does not occur in text and marks the start of a document.
 """
 
+import heapq
 import re
 from collections import Counter, defaultdict
 
@@ -27,6 +28,18 @@ def _replace(tokens, pair, merged):
     return out
 
 
+def _most_frequent(heap, pair_count):
+    """Pops the most frequent pair; entries whose count has changed since are stale and go back with the count of now."""
+    while heap:
+        negative_count, pair = heapq.heappop(heap)
+        count = pair_count[pair]
+        if -negative_count == count and count > 0:
+            return pair
+        if 0 < count < -negative_count:
+            heapq.heappush(heap, (-count, pair))
+    raise ValueError("the text is too short for this vocabulary")
+
+
 class BytePairEncoder:
     def __init__(self, texts, vocabulary):
         """Learns vocabulary - 256 merges; ties between pairs go to the smaller pair, so that the result is fixed."""
@@ -45,19 +58,23 @@ class BytePairEncoder:
             for pair in zip(tokens, tokens[1:]):
                 pair_count[pair] += counts[index]
                 words_with[pair].add(index)
+        heap = [(-count, pair) for pair, count in pair_count.items()]
+        heapq.heapify(heap)
         for merged in range(256, vocabulary):
-            pair = max(pair_count, key=lambda p: (pair_count[p], -p[0], -p[1]))
+            pair = _most_frequent(heap, pair_count)
             self.rank[pair] = merged
+            new_pairs = set()
             for index in words_with.pop(pair):
                 old = words[index]
-                new = _replace(old, pair, merged)
+                words[index] = new = _replace(old, pair, merged)
                 for gone in zip(old, old[1:]):
                     pair_count[gone] -= counts[index]
                 for come in zip(new, new[1:]):
                     pair_count[come] += counts[index]
                     words_with[come].add(index)
-                words[index] = new
-            del pair_count[pair]
+                    new_pairs.add(come)
+            for come in new_pairs:
+                heapq.heappush(heap, (-pair_count[come], come))
 
     def _encode_piece(self, piece):
         tokens = list(piece.encode())

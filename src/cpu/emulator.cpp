@@ -1,5 +1,6 @@
 // EmulatedLayer: memory and threads of all ranks, the list of calls, and what is thrown after a run.
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <string>
 #include <thread>
@@ -26,6 +27,12 @@ std::uint64_t hash_ids(const HostBatch& batch) {
   return hash;
 }
 
+// Tells layers apart for good; an address would come back after a layer's end.
+std::uint64_t next_layer_id() {
+  static std::atomic<std::uint64_t> last = 0;
+  return ++last;
+}
+
 // FP32 shares of the shared expert's weight gradients, a rank after another.
 struct SharedShares {
   std::vector<float> gate, up, down;
@@ -35,7 +42,7 @@ struct SharedShares {
 
 class SavedContextImpl {
  public:
-  const void* layer = nullptr;
+  std::uint64_t layer = 0;  // id of the layer that wrote it
   std::vector<Memory> ranks;
   bool is_filled = false;
   std::vector<std::int64_t> tokens_per_rank;
@@ -49,6 +56,7 @@ SavedContext& SavedContext::operator=(SavedContext&&) noexcept = default;
 
 std::int64_t SavedContext::bytes() const {
   std::int64_t sum = 0;
+  if (impl_ == nullptr) return sum;  // moved from
   for (const Memory& memory : impl_->ranks) sum += memory.bytes();
   return sum;
 }
@@ -115,11 +123,13 @@ class EmulatedLayer::Impl {
     return std::any_of(tokens.begin(), tokens.end(), [&](std::int64_t t) { return t > layout_.geometry.max_tokens; });
   }
   void prepare_context(const EmulatedCall& call);
+  std::unique_ptr<cpu::LogicalTime> make_logical_time() const;
   std::vector<RankCall> describe(const EmulatedCall& call, SharedShares& shares, std::vector<RankStats>& stats);
   void add_shared_shares(const EmulatedCall& call, const SharedShares& shares) const;
   void throw_on_failure(std::span<const EmulatedCall> calls, const RunState& run) const;
   void play(Sm& sm, const std::vector<std::vector<RankCall>>& calls);
 
+  const std::uint64_t id_ = next_layer_id();
   LayerShape shape_;
   int ranks_;
   EmulatorOptions options_;
@@ -196,9 +206,11 @@ void EmulatedLayer::Impl::check(const EmulatedCall& call) const {
   if (call.gradients == nullptr || call.context == nullptr) {
     throw InputError("a backward call needs gradients and the context that forward filled");
   }
+  if (call.context->impl_ == nullptr || !call.context->impl_->is_filled) {
+    throw InputError("the context of a backward call was not filled by a forward call");
+  }
   const SavedContextImpl& context = *call.context->impl_;
-  if (!context.is_filled) throw InputError("the context of a backward call was not filled by a forward call");
-  if (context.layer != this) throw InputError("the context of a backward call belongs to another layer");
+  if (context.layer != id_) throw InputError("the context of a backward call belongs to another layer");
   if (context.tokens_per_rank != call.batch->tokens_per_rank || context.ids_hash != hash_ids(*call.batch)) {
     throw InputError("the context of a backward call is that of another batch: tokens_per_rank or topk_ids differ");
   }
@@ -206,11 +218,12 @@ void EmulatedLayer::Impl::check(const EmulatedCall& call) const {
 
 void EmulatedLayer::Impl::prepare_context(const EmulatedCall& call) {
   if (call.context == nullptr || call.backward) return;
+  if (call.context->impl_ == nullptr) *call.context = SavedContext();
   SavedContextImpl& context = *call.context->impl_;
-  if (context.layer != this) {
+  if (context.layer != id_) {
     context.ranks.clear();
     for (int rank = 0; rank < ranks_; ++rank) context.ranks.emplace_back(layout_.context.bytes);
-    context.layer = this;
+    context.layer = id_;
   }
   context.tokens_per_rank = call.batch->tokens_per_rank;
   context.ids_hash = hash_ids(*call.batch);
@@ -288,6 +301,8 @@ std::vector<RankCall> EmulatedLayer::Impl::describe(const EmulatedCall& call, Sh
 
 void EmulatedLayer::Impl::add_shared_shares(const EmulatedCall& call, const SharedShares& shares) const {
   HostGradients& gradients = *call.gradients;
+  // A buffer that is added to stays untouched without tokens: x + 0 could still turn -0 into 0.
+  if (gradients.accumulate && call.batch->tokens() == 0) return;
   const std::size_t size = static_cast<std::size_t>(shape_.hidden * shape_.shared_intermediate);
   const auto add = [&](const std::vector<float>& share, GradBuffer& buffer) {
     for (std::size_t i = 0; i < size; ++i) {
@@ -305,18 +320,34 @@ void EmulatedLayer::Impl::add_shared_shares(const EmulatedCall& call, const Shar
   add(shares.down, gradients.shared_down);
 }
 
+std::unique_ptr<cpu::LogicalTime> EmulatedLayer::Impl::make_logical_time() const {
+  auto time = std::make_unique<cpu::LogicalTime>(ranks_, tuning_.sms);
+  for (const RankMemory& memory : memory_) {
+    void* shared = memory.shared.get();
+    for (const auto& flags :
+         {layout_.shared.ids_flags, layout_.shared.x_flags, layout_.shared.exit_flags, layout_.shared.abort}) {
+      time->add_region(flags.at(shared), flags.count);
+    }
+    const protocol::Place<std::uint32_t>& counters = layout_.workspace.counters;
+    time->add_region(counters.at(memory.workspace.get()), counters.count);
+    time->add_region(&memory.launches, 1);
+  }
+  return time;
+}
+
 // One SM's life: call after call. Between two calls of a rank lies a barrier of its SMs, as between two launches.
 void EmulatedLayer::Impl::play(Sm& sm, const std::vector<std::vector<RankCall>>& calls) {
   try {
     for (std::size_t i = 0; i < calls.size(); ++i) {
       const RankCall& call = calls[i][static_cast<std::size_t>(sm.rank())];
       if (call.absent) return;
-      const std::int64_t begin = sm.now_ns();
+      const std::int64_t begin = sm.wall_ns();
       sm.call = &call;
       sm.call_number = static_cast<int>(i);
       sm.epoch = *sm.own_workspace(layout_.workspace.epoch) + 1;
       sm.schedule = layout_.context.schedule(call.context);
       sm.watermark = 0;
+      sm.hidden_watermark = 0;
       sm.x_is_staged = false;
       sm.barriers = 0;
       if (!cpu::enter(sm)) {
@@ -329,7 +360,7 @@ void EmulatedLayer::Impl::play(Sm& sm, const std::vector<std::vector<RankCall>>&
         cpu::merge(sm);
         cpu::finish(sm);
       }
-      if (sm.index == 0) call.stats->seconds = static_cast<double>(sm.now_ns() - begin) * 1e-9;
+      if (sm.index == 0) call.stats->seconds = static_cast<double>(sm.wall_ns() - begin) * 1e-9;
       sm.launch_boundary();
     }
   } catch (const cpu::Stopped&) {
@@ -394,6 +425,8 @@ void EmulatedLayer::Impl::run(std::span<const EmulatedCall> calls) {
   run.verdict_ranks.assign(calls.size(), -1);
   run.bad_routes.assign(calls.size(), protocol::kNoBadRoute);
 
+  if (options_.timeline) run.time = make_logical_time();
+
   std::vector<std::unique_ptr<Sm>> sms;
   for (int rank = 0; rank < ranks_; ++rank) {
     const protocol::PointerTable peers{rank, ranks_, bases_.data()};
@@ -410,13 +443,11 @@ void EmulatedLayer::Impl::run(std::span<const EmulatedCall> calls) {
   for (auto& sm : sms) timeline_.insert(timeline_.end(), sm->events.begin(), sm->events.end());
   needs_recovery_ = run.record.has_value() || run.failure != nullptr;
   for (std::size_t i = 0; i < calls.size(); ++i) {
-    if (needs_recovery_ && !calls[i].backward && calls[i].context != nullptr) {
-      calls[i].context->impl_->is_filled = false;
-    }
+    const bool was_done = !needs_recovery_ && run.verdicts[i] == protocol::EntryVerdict::kGo;
+    if (!calls[i].backward && calls[i].context != nullptr) calls[i].context->impl_->is_filled = was_done;
     if (calls[i].report != nullptr) calls[i].report->ranks = stats[i];
-    if (calls[i].backward && !needs_recovery_ && run.verdicts[i] == protocol::EntryVerdict::kGo) {
-      add_shared_shares(calls[i], shares[i]);
-    }
+    // The context may be that of an earlier call of this run which all ranks gave up.
+    if (calls[i].backward && was_done && calls[i].context->impl_->is_filled) add_shared_shares(calls[i], shares[i]);
   }
   throw_on_failure(calls, run);
 }

@@ -95,7 +95,13 @@ void write_stats(const Sm& sm) {
 void abandon(Sm& sm) {
   sm.role = "finish";
   sm.barrier("finish barrier");
-  if (sm.index == 0) *sm.own_workspace(sm.layout.workspace.epoch) = sm.epoch;
+  if (sm.index != 0) return;
+  *sm.own_workspace(sm.layout.workspace.epoch) = sm.epoch;
+  if (sm.call->backward) return;
+  // A backward call may already be queued behind this one: the schedule that it finds has nothing to do.
+  *sm.schedule.totals = {};
+  sm.schedule.macrobatches[0] = {};
+  sm.schedule.minibatches[0] = {};
 }
 
 void leave(Sm& sm) {

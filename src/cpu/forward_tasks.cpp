@@ -30,16 +30,24 @@ Bf16* hidden_row(const Sm& sm, std::int32_t minibatch, std::int64_t row) {
   return sm.own_workspace(sm.layout.workspace.hidden_ring) + place * geometry.intermediate;
 }
 
-// Waits for: tokens of the minibatch; its slot of h (down of minibatch q - kHiddenSlots). Produces: h. Consumer: down.
+// Waits until the down tasks of all minibatches up to `minibatch` - kHiddenSlots are done. Of all: that one may be
+// empty, and then nobody waited for the minibatch that used the slot before it.
+void wait_for_hidden_slot(Sm& sm, std::int32_t minibatch) {
+  for (; sm.hidden_watermark <= minibatch - protocol::kHiddenSlots; ++sm.hidden_watermark) {
+    const std::int32_t before = sm.hidden_watermark;
+    const std::int64_t tiles =
+        sm.schedule.minibatches[before + 1].tile_begin - sm.schedule.minibatches[before].tile_begin;
+    sm.wait_counter(sm.layout.counters.minibatch_done + before, tiles * sm.layout.geometry.down_blocks(), "h ring",
+                    before);
+  }
+}
+
+// Waits for: tokens of the minibatch; its slot of h. Produces: h. Consumer: down.
 void gate_up(Sm& sm, const Task& task) {
   const protocol::Geometry& geometry = sm.layout.geometry;
   const protocol::Schedule& schedule = sm.schedule;
   wait_for_tokens(sm, task.minibatch);
-  if (task.minibatch >= protocol::kHiddenSlots) {
-    const std::int32_t before = task.minibatch - protocol::kHiddenSlots;
-    const std::int64_t tiles = schedule.minibatches[before + 1].tile_begin - schedule.minibatches[before].tile_begin;
-    sm.wait_counter(sm.layout.counters.minibatch_done + before, tiles * geometry.down_blocks(), "h ring", before);
-  }
+  wait_for_hidden_slot(sm, task.minibatch);
   const std::int64_t begin = sm.now_ns();
   const protocol::Tile& tile = schedule.tiles[task.tile];
   const std::int64_t first_row = std::int64_t{task.tile} * kTileRows;

@@ -46,19 +46,23 @@ std::uint32_t* Sm::other_counters() const {
 }
 
 void Sm::add(std::int64_t counter_number, std::uint32_t value) {
+  raise_stamp(counter(counter_number));
   Word(*counter(counter_number)).fetch_add(value, std::memory_order_release);
 }
 
 void Sm::raise(std::uint32_t* flag, std::uint32_t epoch_value) {
+  raise_stamp(flag);
   Word(*flag).store(epoch_value, std::memory_order_release);
 }
 
 void Sm::wait(const std::uint32_t* word, std::uint32_t wanted, const char* phase, const char* name,
               std::int64_t number) {
+  const std::int64_t began = now_ns();
+  if (takes_turns_) run.time->publish(rank(), index, LogicalTime::kIdle);
   std::uint32_t seen = load_acquire(word);
-  if (protocol::has_reached(seen, wanted)) return;
+  if (protocol::has_reached(seen, wanted)) return end_wait(word, began, number);
 
-  const std::int64_t begin = now_ns();
+  const std::int64_t begin = wall_ns();
   const bool entering = std::strcmp(phase, "entry") == 0;
   const std::int64_t limit_ns = (entering ? options.entry_timeout_ms : options.pipeline_timeout_ms) * 1'000'000;
   const std::uint32_t* abort = own_shared(layout.shared.abort);
@@ -66,10 +70,37 @@ void Sm::wait(const std::uint32_t* word, std::uint32_t wanted, const char* phase
     seen = load_acquire(word);
     if (protocol::has_reached(seen, wanted)) break;
     if (load_acquire(abort) != 0) throw Stopped();
-    if (spins % kSpinsBeforeClock == 0 && now_ns() - begin > limit_ns) give_up(phase, name, number, wanted, seen);
+    if (spins % kSpinsBeforeClock == 0 && wall_ns() - begin > limit_ns) give_up(phase, name, number, wanted, seen);
     std::this_thread::yield();
   }
-  record("wait", begin, number);
+  end_wait(word, began, number);
+}
+
+// The wait took until the word was raised, on the clock of whoever raised it last; polling costs nothing.
+void Sm::end_wait(const std::uint32_t* word, std::int64_t began, std::int64_t number) {
+  if (!run.time) return;
+  thread_ns_ = thread_time_ns();
+  clock_ns_ = std::max(began, run.time->raised_at(word));
+  if (takes_turns_) run.time->publish(rank(), index, clock_ns_);
+  if (clock_ns_ > began) record("wait", began, number);
+}
+
+void Sm::wait_for_turn() {
+  if (!run.time) return;
+  takes_turns_ = true;
+  const std::int64_t clock = now_ns();
+  run.time->publish(rank(), index, clock);
+  while (!run.time->is_first_of_rank(rank(), clock)) {
+    if (load_acquire(own_shared(layout.shared.abort)) != 0) throw Stopped();
+    std::this_thread::yield();
+  }
+  thread_ns_ = thread_time_ns();
+}
+
+void Sm::leave_turns() {
+  if (!takes_turns_) return;
+  takes_turns_ = false;
+  run.time->publish(rank(), index, LogicalTime::kIdle);
 }
 
 void Sm::wait_counter(std::int64_t counter_number, std::int64_t wanted, const char* phase, std::int64_t number) {
@@ -84,6 +115,7 @@ void Sm::barrier(const char* phase) {
 }
 
 void Sm::launch_boundary() {
+  raise_stamp(&memory.launches);
   Word(memory.launches).fetch_add(1, std::memory_order_release);
   wait(&memory.launches, static_cast<std::uint32_t>((call_number + 1) * tuning.sms), "launch", "launches", call_number);
 }
@@ -100,12 +132,24 @@ void Sm::give_up(const char* phase, const char* name, std::int64_t number, std::
   throw Stopped();
 }
 
-std::int64_t Sm::now_ns() const {
+void Sm::raise_stamp(const std::uint32_t* word) {
+  if (run.time) run.time->raise(word, now_ns());
+}
+
+std::int64_t Sm::now_ns() {
+  if (!run.time) return 0;
+  const std::int64_t now = thread_time_ns();
+  if (thread_ns_ >= 0) clock_ns_ += now - thread_ns_;
+  thread_ns_ = now;
+  return clock_ns_;
+}
+
+std::int64_t Sm::wall_ns() const {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - run.start).count();
 }
 
 void Sm::record(const char* name, std::int64_t begin_ns, std::int64_t number, std::int64_t minibatch) {
-  if (!options.timeline) return;
+  if (!run.time) return;
   events.push_back({rank(), index, call_number, name, number, minibatch, begin_ns, now_ns()});
 }
 

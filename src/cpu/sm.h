@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/logical_time.h"
 #include "cpu/rank_memory.h"
 #include "cpu/tile_product.h"
 #include "protocol/layout.h"
@@ -29,6 +30,7 @@ struct RunState {
   std::exception_ptr failure;                    // anything else that went wrong in a thread
   std::vector<protocol::EntryVerdict> verdicts;  // [calls]
   std::vector<int> verdict_ranks;                // [calls] the rank it is about
+  std::unique_ptr<LogicalTime> time;             // while a timeline is recorded
   std::vector<std::int64_t> bad_routes;          // [calls] lowest bad route, kNoBadRoute if none
 };
 
@@ -68,7 +70,12 @@ class Sm {
   void launch_boundary();
 
   // ---- timeline and jitter
-  std::int64_t now_ns() const;
+  /// Logical time while a timeline is recorded, 0 otherwise.
+  std::int64_t now_ns();
+  std::int64_t wall_ns() const;  // since the run began
+  /// Holds this SM back until it is its turn in logical time to draw a ticket.
+  void wait_for_turn();
+  void leave_turns();
   void record(const char* name, std::int64_t begin_ns, std::int64_t number, std::int64_t minibatch = -1);
   void jitter();       // before a phase: often
   void task_jitter();  // before a task: rarely
@@ -89,7 +96,8 @@ class Sm {
   const char* role = "host";
   protocol::Schedule schedule{};
   std::vector<std::int32_t> tokens_per_rank;
-  std::int32_t watermark = 0;  // minibatches whose pulls this SM has seen done
+  std::int32_t watermark = 0;         // minibatches whose pulls this SM has seen done
+  std::int32_t hidden_watermark = 0;  // minibatches whose down tasks it has seen done
   bool x_is_staged = false;
   std::uint32_t barriers = 0;
 
@@ -100,7 +108,13 @@ class Sm {
   [[noreturn]] void give_up(const char* phase, const char* name, std::int64_t number, std::uint32_t wanted,
                             std::uint32_t seen);
 
+  void raise_stamp(const std::uint32_t* word);
+  void end_wait(const std::uint32_t* word, std::int64_t began, std::int64_t number);
+
   std::minstd_rand random_;
+  bool takes_turns_ = false;
+  std::int64_t clock_ns_ = 0;    // logical time up to thread_ns_
+  std::int64_t thread_ns_ = -1;  // processor time of this thread when clock_ns_ was set, -1: not yet
 };
 
 /// The roles, in the order in which a kernel plays them.

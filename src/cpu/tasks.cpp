@@ -13,9 +13,10 @@ void run_tasks(Sm& sm) {
   const std::int64_t tasks = order.size();
   std::atomic_ref<std::uint32_t> ticket(*sm.counter(sm.layout.counters.ticket));
   for (;;) {
+    sm.wait_for_turn();
     // Relaxed: a ticket orders nothing; every task waits for its inputs by their own counters.
     const std::uint32_t number = ticket.fetch_add(1, std::memory_order_relaxed);
-    if (number >= tasks) return;
+    if (number >= tasks) return sm.leave_turns();
     sm.task_jitter();
     const protocol::Task task = order.task(number);
     if (sm.call->backward) {

@@ -28,16 +28,28 @@ struct DTypeRow {
   std::uint64_t bits;
 };
 constexpr std::array kDTypes = {
-    DTypeRow{DType::kF64, "F64", 64},       DTypeRow{DType::kF32, "F32", 32},
-    DTypeRow{DType::kF16, "F16", 16},       DTypeRow{DType::kBf16, "BF16", 16},
-    DTypeRow{DType::kI64, "I64", 64},       DTypeRow{DType::kI32, "I32", 32},
-    DTypeRow{DType::kI16, "I16", 16},       DTypeRow{DType::kI8, "I8", 8},
-    DTypeRow{DType::kU64, "U64", 64},       DTypeRow{DType::kU32, "U32", 32},
-    DTypeRow{DType::kU16, "U16", 16},       DTypeRow{DType::kU8, "U8", 8},
-    DTypeRow{DType::kBool, "BOOL", 8},      DTypeRow{DType::kC64, "C64", 64},
-    DTypeRow{DType::kF8E4M3, "F8_E4M3", 8}, DTypeRow{DType::kF8E5M2, "F8_E5M2", 8},
-    DTypeRow{DType::kF8E8M0, "F8_E8M0", 8}, DTypeRow{DType::kF6E2M3, "F6_E2M3", 6},
-    DTypeRow{DType::kF6E3M2, "F6_E3M2", 6}, DTypeRow{DType::kF4, "F4", 4},
+    DTypeRow{DType::kF64, "F64", 64},
+    DTypeRow{DType::kF32, "F32", 32},
+    DTypeRow{DType::kF16, "F16", 16},
+    DTypeRow{DType::kBf16, "BF16", 16},
+    DTypeRow{DType::kI64, "I64", 64},
+    DTypeRow{DType::kI32, "I32", 32},
+    DTypeRow{DType::kI16, "I16", 16},
+    DTypeRow{DType::kI8, "I8", 8},
+    DTypeRow{DType::kU64, "U64", 64},
+    DTypeRow{DType::kU32, "U32", 32},
+    DTypeRow{DType::kU16, "U16", 16},
+    DTypeRow{DType::kU8, "U8", 8},
+    DTypeRow{DType::kBool, "BOOL", 8},
+    DTypeRow{DType::kC64, "C64", 64},
+    DTypeRow{DType::kF8E4M3, "F8_E4M3", 8},
+    DTypeRow{DType::kF8E5M2, "F8_E5M2", 8},
+    DTypeRow{DType::kF8E4M3Fnuz, "F8_E4M3FNUZ", 8},
+    DTypeRow{DType::kF8E5M2Fnuz, "F8_E5M2FNUZ", 8},
+    DTypeRow{DType::kF8E8M0, "F8_E8M0", 8},
+    DTypeRow{DType::kF6E2M3, "F6_E2M3", 6},
+    DTypeRow{DType::kF6E3M2, "F6_E3M2", 6},
+    DTypeRow{DType::kF4, "F4", 4},
 };
 
 constexpr bool rows_follow_the_enum() {

@@ -95,6 +95,24 @@ class TaskOrder {
     return backward_ ? backward_task(step, index) : forward_task(step, index);
   }
 
+  /// Whose memory a minibatch or macrobatch takes over: the last one before it in the same place that used it, -1:
+  /// none. One that used nothing is passed over, since nothing of it is waited for and so its end says nothing of those
+  /// before. (Gradient and recomputed rows need no such search: every macrobatch that has a successor has rows.)
+  MOEWAVE_HD std::int32_t hidden_before(std::int32_t minibatch) const {
+    std::int32_t before = minibatch - kHiddenSlots;
+    while (before >= 0 && tiles_in(before) == 0) before -= kHiddenSlots;
+    return before >= 0 ? before : -1;
+  }
+  MOEWAVE_HD std::int32_t tokens_before(std::int32_t m) const {
+    std::int32_t before = m - geometry_.segments;
+    while (before >= 0 && pulls_of(before) == 0) before -= geometry_.segments;
+    return before >= 0 ? before : -1;
+  }
+
+  /// Tasks that must be done before the slot of h of a minibatch may be used again.
+  MOEWAVE_HD std::int64_t hidden_readers(std::int32_t minibatch) const {
+    return tiles_in(minibatch) * geometry_.down_blocks();
+  }
   /// Tasks that must be done before the segments of macrobatch m may be used again.
   MOEWAVE_HD std::int64_t token_readers(std::int32_t m) const {
     const std::int64_t tiles = tiles_of(m);
@@ -228,6 +246,9 @@ class TaskOrder {
 
   MOEWAVE_HD std::int64_t tiles_of(std::int32_t m) const {
     return schedule_.macrobatches[m + 1].tile_begin - schedule_.macrobatches[m].tile_begin;
+  }
+  MOEWAVE_HD std::int32_t pulls_of(std::int32_t m) const {
+    return schedule_.macrobatches[m + 1].pull_begin - schedule_.macrobatches[m].pull_begin;
   }
   MOEWAVE_HD std::int64_t recomputed_tiles_of(std::int32_t m) const {
     return max64(0,

@@ -15,22 +15,22 @@
 namespace moewave::test {
 
 /// How a layer is set up. Few SMs: an emulated SM is a thread, and two machine cores carry all ranks.
-struct Setup {
+struct LayerSetup {
   Tuning tuning = {.sms = 3, .comm_sms = 1};
   EmulatorOptions options = {.poison = true};
   std::int64_t max_tokens = -1;  // -1: as many as the case has
 };
 
 /// The smallest ring there is: two segments of one block of tokens each, one tile a minibatch.
-inline Setup tiny_ring() {
-  Setup setup;
+inline LayerSetup tiny_ring() {
+  LayerSetup setup;
   setup.tuning.minibatch_rows = 1;
   setup.tuning.ring_tokens = 1;
   setup.tuning.ring_rows = 1;
   return setup;
 }
 
-inline EmulatedLayer make_layer(const LayerCase& layer_case, const Setup& setup = {}) {
+inline EmulatedLayer make_layer(const LayerCase& layer_case, const LayerSetup& setup = {}) {
   const std::int64_t max_tokens = setup.max_tokens < 0 ? layer_case.max_tokens() : setup.max_tokens;
   return EmulatedLayer(layer_case.shape, layer_case.ranks(), max_tokens, setup.tuning, setup.options);
 }
@@ -94,7 +94,7 @@ inline Results run_step(EmulatedLayer& layer, const LayerCase& c) {
   return results;
 }
 
-inline Results run_case(const LayerCase& c, const Setup& setup = {}) {
+inline Results run_case(const LayerCase& c, const LayerSetup& setup = {}) {
   EmulatedLayer layer = make_layer(c, setup);
   return run_step(layer, c);
 }
@@ -161,7 +161,7 @@ inline Results expect_two_steps_match(EmulatedLayer& layer, const LayerCase& c) 
   return second;
 }
 
-inline Results expect_two_steps_match(const LayerCase& c, const Setup& setup = {}) {
+inline Results expect_two_steps_match(const LayerCase& c, const LayerSetup& setup = {}) {
   EmulatedLayer layer = make_layer(c, setup);
   return expect_two_steps_match(layer, c);
 }
