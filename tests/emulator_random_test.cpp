@@ -28,13 +28,13 @@ class Dice {
 };
 
 LayerShape random_shape(Dice& dice) {
-  LayerShape shape =
-      make_shape(8 * dice.any<std::int64_t>({1, 2, 5, 16, 17, 33}), 8 * dice.any<std::int64_t>({1, 2, 3, 16, 17, 33}),
-                 dice.one_in(4) ? dice.between(17, 70) : dice.between(1, 16), 1);
+  LayerShape shape = make_shape(8 * dice.any<std::int64_t>({1, 2, 3, 5, 16, 17, 33}),
+                                8 * dice.any<std::int64_t>({1, 2, 3, 5, 16, 17, 33}),
+                                dice.one_in(6) ? dice.between(17, 70) : dice.between(1, 16), 1);
   shape.topk = dice.between(1, std::min<std::int64_t>(16, shape.experts));
   if (dice.one_in(3)) shape.shared_intermediate = 8 * dice.any<std::int64_t>({1, 3, 17, 33});
-  if (dice.one_in(3)) shape.clamp = 0.5f;
-  if (dice.one_in(3)) shape.shared_clamp = 0.7f;
+  if (dice.one_in(3)) shape.clamp = 0.49f;
+  if (dice.one_in(3)) shape.shared_clamp = 0.71f;
   return shape;
 }
 

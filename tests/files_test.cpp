@@ -232,7 +232,7 @@ TEST_F(WeightsFile, Float32AndFloat16AreConverted) {
 TEST_F(WeightsFile, AWrongPrefixIsRefusedWithTheOnesThatAreThere) {
   FileMaker maker;
   for (const int layer : {0, 1, 2, 10, 11, 20}) {
-    add_experts(maker, "model.layers." + std::to_string(layer) + ".mlp.", kProj);
+    add_experts(maker, std::string("model.layers.") + std::to_string(layer) + ".mlp.", kProj);
   }
   refused(maker, "model.layers.5.mlp",
           {"no experts under prefix 'model.layers.5.mlp'",
@@ -538,7 +538,7 @@ TEST_F(InputsFile, NoTokensIsLegal) {
 TEST_F(InputsFile, IdsOutOfRangeAreNamedBeforeTheyAreNarrowed) {
   for (const std::int64_t id : {std::int64_t{-2}, std::int64_t{1} << 31, (std::int64_t{1} << 32) + 1,
                                 std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max()}) {
-    const std::string holds = "'topk_ids' holds " + std::to_string(id) + " for token 2, slot 1";
+    const std::string holds = std::string("'topk_ids' holds ") + std::to_string(id) + " for token 2, slot 1";
     refused(InputsMaker().longs("topk_ids", {3, 2}, {0, 0, 0, 0, 0, id}), {holds, "allowed: -1"});
   }
 }

@@ -34,7 +34,7 @@ class MemoryFile {
   ~MemoryFile() { ::close(descriptor_); }
   MemoryFile(const MemoryFile&) = delete;
   MemoryFile& operator=(const MemoryFile&) = delete;
-  std::string path() const { return "/proc/self/fd/" + std::to_string(descriptor_); }
+  std::string path() const { return std::string("/proc/self/fd/") + std::to_string(descriptor_); }
 
  private:
   int descriptor_;

@@ -40,10 +40,10 @@ Request draw_request() {
   r.shape.experts = draw(1, 99);
   r.shape.topk = draw<std::int64_t>(1, std::min<std::int64_t>(r.shape.experts, 64));
   r.ranks = draw(1, 11);
-  r.max_tokens = draw(0, 2999);
+  r.max_tokens = draw(0, *rc::gen::element(2999, 100));
   r.tuning.minibatch_rows = *rc::gen::element(0, 1) * draw(1, 99999);
-  r.tuning.ring_tokens = *rc::gen::element(0, 1) * draw(1, 39999);
-  r.tuning.ring_rows = *rc::gen::element(0, 1) * draw(1, 399999);
+  r.tuning.ring_tokens = *rc::gen::element(0, 1) * draw(1, *rc::gen::element(39999, 500));
+  r.tuning.ring_rows = *rc::gen::element(0, 1) * draw(1, *rc::gen::element(399999, 2000));
   r.tuning.sms = *rc::gen::element(0, 2, 3, 8, 132);
   r.tuning.comm_sms = *rc::gen::element(0, 1);
   return r;
@@ -100,10 +100,11 @@ RC_GTEST_PROP(Planner, NothingIsLeftOpenAndRequestsAreRoundedUp, ()) {
   RC_ASSERT(r.tuning.sms == 0 || t.sms == r.tuning.sms);
   RC_ASSERT(r.tuning.comm_sms == 0 || t.comm_sms == r.tuning.comm_sms);
   const Geometry g = make_geometry(r.shape, r.ranks, r.max_tokens, t, 0);
-  // No more than what everything needs is ever taken; what was asked for and does not reach that is not cut short.
+  // No more than what everything needs is ever taken; what was asked for and does not reach that is not cut short,
+  // except that no segment has more token copies than rows.
   const std::int64_t every_token = g.max_remote_tokens();
   const std::int64_t every_row = g.max_valid_rows();
-  RC_ASSERT(g.segment_tokens >= std::min(every_token, protocol::ceil_div(r.tuning.ring_tokens, 2)));
+  RC_ASSERT(g.segment_tokens >= std::min({every_token, g.segment_rows, protocol::ceil_div(r.tuning.ring_tokens, 2)}));
   RC_ASSERT(g.segment_rows >= std::min(every_row, protocol::ceil_div(r.tuning.ring_rows, 2)));
   RC_ASSERT(g.segment_tokens <= protocol::round_up(every_token, kOrderBlockTokens));
   RC_ASSERT(g.segment_rows <= protocol::round_up(std::max<std::int64_t>(every_row, 1), kTileRows));
@@ -130,6 +131,16 @@ TEST(Planner, ARingThatHoldsAllRemoteTokensIsOneSegment) {
     EXPECT_EQ(g.segment_tokens, 320) << ring;
     EXPECT_EQ(g.max_macrobatches(), 1) << ring;
   }
+}
+
+TEST(Planner, ARingThatComesToHoldEverythingByRoundingIsOneSegment) {
+  LayerShape shape = small_shape();
+  Tuning tuning;
+  tuning.ring_tokens = tuning.ring_rows = 1;
+  const Tuning resolved = resolve_tuning(shape, 2, 20, tuning);
+  EXPECT_EQ(resolved.ring_tokens, 32);
+  EXPECT_EQ(resolved.ring_rows, 256);
+  EXPECT_EQ(make_geometry(shape, 2, 20, resolved, 0).segments, 1);
 }
 
 TEST(Planner, ASmallerRingIsTwoSegmentsOfWholeBlocks) {
@@ -192,7 +203,7 @@ TEST(Planner, RefusesMoreRoutesThanTheTablesCanNumber) {
     make_geometry(shape, 8, max_tokens, resolve_tuning(shape, 8, max_tokens, {}), 0);
   };
   EXPECT_NO_THROW(plan(60'000'000));
-  expect_refusal([&] { plan(67'108'864); }, {"routes", "2147483648"});
+  expect_refusal([&] { plan(67'108'864); }, {"max_tokens", "67108864", "67108863"});
   for (const std::int64_t tokens : {std::int64_t{1} << 40, std::numeric_limits<std::int64_t>::max()}) {
     expect_refusal([&] { plan(tokens); }, {std::to_string(tokens)});
   }

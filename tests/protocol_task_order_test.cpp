@@ -129,6 +129,57 @@ RC_GTEST_PROP(TaskOrder, AnyInterleavingOfPullsAndWorkersEndsAndReadsTheRightDat
   expect_run(backward, draw(1, 12), Pulls::kAtRandom);
 }
 
+// Macrobatch 0 pulls, 1 to 3 hold the rank's own tokens alone, 4 pulls again. Macrobatch 2 lies between 0 and 4 in
+// their segment and may end while 0 is still read.
+TEST(TaskOrder, ASegmentIsNotReusedEarlyAcrossAMacrobatchWithoutPulls) {
+  LayerShape shape;
+  shape.hidden = shape.intermediate = 512;
+  shape.experts = 8;
+  shape.topk = 4;
+  Tuning tuning;
+  tuning.ring_rows = 1;
+  ScheduleCase c;
+  c.tokens_per_rank = {128, 128};
+  c.geometry = plan::make_geometry(shape, 2, 128, plan::resolve_tuning(shape, 2, 128, tuning), 0);
+  c.ids.assign(2, std::vector<std::int32_t>(128 * 4, 0));
+  std::fill(c.ids[1].begin() + 32 * 4, c.ids[1].begin() + 96 * 4, 7);
+  BuiltSchedule built(c);
+  built.build(c.ids, 1);
+  const Schedule s = built.view();
+  ASSERT_EQ(s.totals->macrobatches, 6);
+  for (std::int32_t m = 0; m < 6; ++m) {
+    EXPECT_EQ(s.macrobatches[m + 1].pull_begin - s.macrobatches[m].pull_begin, m == 0 || m == 4 ? 32 : 0);
+  }
+  for (std::uint32_t seed = 0; seed < 200; ++seed) {
+    for (const bool backward : {false, true}) {
+      TaskSimulator simulator(c.geometry, s, 128, backward);
+      EXPECT_EQ(simulator.run(12, Pulls::kAsEarlyAsAllowed, seed), "") << seed << (backward ? " backward" : " forward");
+    }
+  }
+}
+
+// One tile a macrobatch, so every second minibatch is empty: minibatch 3 lies between 0 and 6 in their slot of h.
+TEST(TaskOrder, ASlotOfHIsNotReusedEarlyAcrossAnEmptyMinibatch) {
+  LayerShape shape;
+  shape.hidden = shape.intermediate = 512;
+  shape.experts = 1;
+  shape.topk = 1;
+  Tuning tuning;
+  tuning.minibatch_rows = 1;
+  tuning.ring_tokens = 1;
+  ScheduleCase c;
+  c.tokens_per_rank = {0, 160};
+  c.geometry = plan::make_geometry(shape, 2, 160, plan::resolve_tuning(shape, 2, 160, tuning), 0);
+  c.ids = {{}, std::vector<std::int32_t>(160, 0)};
+  BuiltSchedule built(c);
+  built.build(c.ids, 1);
+  ASSERT_EQ(built.view().totals->macrobatches, 5);
+  for (std::uint32_t seed = 0; seed < 200; ++seed) {
+    TaskSimulator simulator(c.geometry, built.view(), 0, false);
+    EXPECT_EQ(simulator.run(12, Pulls::kAsEarlyAsAllowed, seed), "") << seed;
+  }
+}
+
 // ---- Interleaving and raster
 
 RC_GTEST_PROP(Interleave, EveryPrefixHoldsTheProportionalShareOfBoth, ()) {

@@ -141,7 +141,7 @@ def draw_timeline(result, trace, path):
 
     axes.set_xlim(0, end)
     axes.set_ylim(bottom + 0.2, -0.4)
-    axes.set_xlabel("wall time of the emulator on this CPU, ms")
+    axes.set_xlabel("logical time, ms: as if every SM had a processor of its own")
     comm_sms = result["tuning"]["comm_sms"]
     axes.set_yticks([y + 0.5 for y in lanes.values()],
                     [f"{'comm ' if sm < comm_sms else ''}SM {sm}" for _, sm in lanes], fontsize=6.5, color=INK)

@@ -1,8 +1,8 @@
 // Dispatch: communicating SMs pull the token rows that this rank's experts need, each once, into the token ring.
 //
-// Waits for: all ranks' x; before the first pull of macrobatch m, that all readers of macrobatch m - segments are done.
-// Produces: rows in the ring, then the pull counter of the minibatch that uses them first. Consumers: gate-up,
-// recompute, dh and wgrad tasks.
+// Waits for: all ranks' x; before the first pull of macrobatch m, that all readers of every macrobatch up to m -
+// segments are done. Produces: rows in the ring, then the pull counter of the minibatch that uses them first.
+// Consumers: gate-up, recompute, dh and wgrad tasks.
 #include <algorithm>
 
 #include "cpu/sm.h"
@@ -35,6 +35,7 @@ void dispatch(Sm& sm) {
   const std::int32_t stride = sm.tuning.comm_sms;
   std::int32_t pull = sm.index;
   std::int32_t minibatch = 0;
+  std::int32_t freed = 0;  // macrobatches whose token copies this SM has seen done with
   std::uint32_t uncounted = 0;
   std::int64_t begin = sm.now_ns();
   const auto count_pulls = [&] {
@@ -48,10 +49,9 @@ void dispatch(Sm& sm) {
   for (std::int32_t m = 0; m < schedule.totals->macrobatches; ++m) {
     const std::int32_t pull_end = schedule.macrobatches[m + 1].pull_begin;
     if (pull >= pull_end) continue;
-    if (m >= geometry.segments) {
-      count_pulls();
-      const std::int32_t before = m - geometry.segments;
-      sm.wait_counter(sm.layout.counters.token_reads + before, order.token_readers(before), "token ring", before);
+    if (freed <= m - geometry.segments) count_pulls();
+    for (; freed <= m - geometry.segments; ++freed) {
+      sm.wait_counter(sm.layout.counters.token_reads + freed, order.token_readers(freed), "token ring", freed);
       begin = sm.now_ns();
     }
     const std::int64_t segment_begin = (m % geometry.segments) * geometry.segment_tokens;

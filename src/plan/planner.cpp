@@ -14,6 +14,9 @@ using protocol::kOrderBlockTokens;
 using protocol::kTileRows;
 using protocol::round_up;
 
+// Routes and rows have 32-bit numbers.
+constexpr std::int64_t kMostRoutes = std::numeric_limits<std::int32_t>::max();
+
 std::int64_t all_remote_tokens(int ranks, std::int64_t max_tokens) {
   return round_up((ranks - 1) * max_tokens, kOrderBlockTokens);
 }
@@ -25,6 +28,12 @@ std::int64_t all_rows(const LayerShape& shape, int ranks, std::int64_t max_token
 // A segment must hold the rows of one block of the token order.
 std::int64_t smallest_segment_rows(const LayerShape& shape) {
   return round_up(kOrderBlockTokens * shape.topk, kTileRows);
+}
+
+// Half of what was asked for, in whole units; everything where nothing was asked for or half of it suffices.
+std::int64_t half_of_ring(std::int64_t asked, std::int64_t everything, std::int64_t unit) {
+  if (asked == 0 || asked >= 2 * everything) return everything;
+  return std::min(everything, round_up(ceil_div(asked, 2), unit));
 }
 
 void require_int32(std::int64_t value, const char* what) {
@@ -43,7 +52,12 @@ std::int64_t two_wave_rows(std::int64_t sms, std::int64_t tile_rows, std::int64_
 Tuning resolve_tuning(const LayerShape& shape, int ranks, std::int64_t max_tokens, const Tuning& tuning) {
   validate(shape, ranks);
   validate(tuning);
-  if (max_tokens < 0) throw InputError("max_tokens is " + std::to_string(max_tokens) + "; it must be 0 or more");
+  const std::int64_t most_tokens = kMostRoutes / (ranks * shape.topk);
+  if (max_tokens < 0 || max_tokens > most_tokens) {
+    throw InputError("max_tokens is " + std::to_string(max_tokens) + "; with " + std::to_string(ranks) +
+                     " ranks and topk " + std::to_string(shape.topk) + " it must be 0 to " +
+                     std::to_string(most_tokens));
+  }
   Tuning resolved = tuning;
   if (resolved.sms == 0) resolved.sms = std::max(kEmulatorSms, resolved.comm_sms + 1);
   if (resolved.comm_sms == 0) resolved.comm_sms = std::max(1, resolved.sms / 4);
@@ -58,24 +72,18 @@ Tuning resolve_tuning(const LayerShape& shape, int ranks, std::int64_t max_token
   }
   // A minibatch is cut where a macrobatch ends, so nothing is lost by bounding it by all rows there can be.
   const std::int64_t padded_rows = all_rows(shape, ranks, max_tokens) + shape.experts * kTileRows;
-  resolved.minibatch_rows = std::min(round_up(resolved.minibatch_rows, kTileRows), padded_rows);
+  resolved.minibatch_rows = round_up(std::min(resolved.minibatch_rows, padded_rows), kTileRows);
 
   const std::int64_t every_token = all_remote_tokens(ranks, max_tokens);
   const std::int64_t every_row = all_rows(shape, ranks, max_tokens);
-  const bool holds_tokens = resolved.ring_tokens == 0 || resolved.ring_tokens >= every_token;
-  const bool holds_rows = resolved.ring_rows == 0 || resolved.ring_rows >= every_row;
-  if (holds_tokens && holds_rows) {
-    resolved.ring_tokens = every_token;
-    resolved.ring_rows = every_row;
-    return resolved;
-  }
-  const std::int64_t segment_rows =
-      holds_rows ? every_row
-                 : std::max(round_up(ceil_div(resolved.ring_rows, 2), kTileRows), smallest_segment_rows(shape));
-  const std::int64_t segment_tokens = holds_tokens ? std::min(every_token, round_up(segment_rows, kOrderBlockTokens))
-                                                   : round_up(ceil_div(resolved.ring_tokens, 2), kOrderBlockTokens);
-  resolved.ring_tokens = 2 * segment_tokens;
-  resolved.ring_rows = 2 * segment_rows;
+  const std::int64_t segment_rows = std::min(
+      every_row, std::max(half_of_ring(resolved.ring_rows, every_row, kTileRows), smallest_segment_rows(shape)));
+  // A segment needs no more token copies than it has rows.
+  const std::int64_t segment_tokens = std::min(half_of_ring(resolved.ring_tokens, every_token, kOrderBlockTokens),
+                                               round_up(segment_rows, kOrderBlockTokens));
+  const bool holds_everything = 2 * segment_tokens >= every_token && 2 * segment_rows >= every_row;
+  resolved.ring_tokens = holds_everything ? every_token : 2 * segment_tokens;
+  resolved.ring_rows = holds_everything ? every_row : 2 * segment_rows;
   return resolved;
 }
 
@@ -95,7 +103,6 @@ protocol::Geometry make_geometry(const LayerShape& shape, int ranks, std::int64_
   geometry.segments = one_segment ? 1 : 2;
   geometry.segment_tokens = tuning.ring_tokens / geometry.segments;
   geometry.segment_rows = tuning.ring_rows / geometry.segments;
-  require_int32(geometry.max_valid_rows(), "the number of routes of all ranks");
   require_int32(geometry.max_tiles() * kTileRows, "the number of padded rows");
   require_int32(geometry.segments * geometry.segment_tokens, "the token ring");
   const std::int64_t every_row = geometry.max_tiles() * kTileRows;

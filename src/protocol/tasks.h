@@ -13,6 +13,12 @@
 //   steps earlier. dh(q) needs recompute(q), one step earlier; dx(q) and wgrad need dh, one step earlier. With two
 //   segments a macrobatch has at least two minibatches (empty ones if need be), so the first minibatch of macrobatch m
 //   + 2 is at least three after the last of m, and recompute or pulls for it wait only for tasks in earlier steps.
+//
+// Reuse. Gate-up(q) takes over a slot of h when the down tasks of *all* minibatches up to q - kHiddenSlots are done,
+// and a pull for macrobatch m a place of a segment when the token readers of *all* macrobatches up to m - segments are.
+// The latest of them alone would not do: a minibatch without tiles, or a macrobatch without remote tokens, waits for
+// nothing itself, so that its end says nothing of those before it. Gradient and recomputed rows need only macrobatch m
+// - segments: every macrobatch that has a successor has rows, and each of its readers waited for its own predecessor.
 #pragma once
 
 #include <cstdint>
@@ -95,24 +101,6 @@ class TaskOrder {
     return backward_ ? backward_task(step, index) : forward_task(step, index);
   }
 
-  /// Whose memory a minibatch or macrobatch takes over: the last one before it in the same place that used it, -1:
-  /// none. One that used nothing is passed over, since nothing of it is waited for and so its end says nothing of those
-  /// before. (Gradient and recomputed rows need no such search: every macrobatch that has a successor has rows.)
-  MOEWAVE_HD std::int32_t hidden_before(std::int32_t minibatch) const {
-    std::int32_t before = minibatch - kHiddenSlots;
-    while (before >= 0 && tiles_in(before) == 0) before -= kHiddenSlots;
-    return before >= 0 ? before : -1;
-  }
-  MOEWAVE_HD std::int32_t tokens_before(std::int32_t m) const {
-    std::int32_t before = m - geometry_.segments;
-    while (before >= 0 && pulls_of(before) == 0) before -= geometry_.segments;
-    return before >= 0 ? before : -1;
-  }
-
-  /// Tasks that must be done before the slot of h of a minibatch may be used again.
-  MOEWAVE_HD std::int64_t hidden_readers(std::int32_t minibatch) const {
-    return tiles_in(minibatch) * geometry_.down_blocks();
-  }
   /// Tasks that must be done before the segments of macrobatch m may be used again.
   MOEWAVE_HD std::int64_t token_readers(std::int32_t m) const {
     const std::int64_t tiles = tiles_of(m);
@@ -246,9 +234,6 @@ class TaskOrder {
 
   MOEWAVE_HD std::int64_t tiles_of(std::int32_t m) const {
     return schedule_.macrobatches[m + 1].tile_begin - schedule_.macrobatches[m].tile_begin;
-  }
-  MOEWAVE_HD std::int32_t pulls_of(std::int32_t m) const {
-    return schedule_.macrobatches[m + 1].pull_begin - schedule_.macrobatches[m].pull_begin;
   }
   MOEWAVE_HD std::int64_t recomputed_tiles_of(std::int32_t m) const {
     return max64(0,

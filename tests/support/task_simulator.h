@@ -80,8 +80,9 @@ class TaskSimulator {
   bool try_pull() {
     if (pulled_ == s_.totals->pulls) return false;
     const std::int32_t m = macrobatch_of_pull_[static_cast<std::size_t>(pulled_)];
-    const std::int32_t before = order_.tokens_before(m);
-    if (before >= 0 && token_reads_[before] < order_.token_readers(before)) return false;
+    for (std::int32_t before = 0; before <= m - g_.segments; ++before) {
+      if (token_reads_[before] < order_.token_readers(before)) return false;
+    }
     const std::int64_t place = (m % g_.segments) * g_.segment_tokens + pulled_ - s_.macrobatches[m].pull_begin;
     ring_[static_cast<std::size_t>(place)] = pulled_;
     ++pulls_of_[minibatch_of_pull_[static_cast<std::size_t>(pulled_)]];
@@ -147,11 +148,11 @@ class TaskSimulator {
           if (shared_hidden_[tile] < shared_blocks(protocol::kDhColumns)) return false;
         }
         return true;
-      case Kind::kGateUp: {
-        const std::int32_t before = order_.hidden_before(t.minibatch);
-        if (before >= 0 && minibatch_done_[before] < order_.hidden_readers(before)) return false;
+      case Kind::kGateUp:
+        for (std::int32_t before = 0; before <= t.minibatch - protocol::kHiddenSlots; ++before) {
+          if (minibatch_done_[before] < down_tasks_of(before)) return false;
+        }
         return tokens_are_there(t.minibatch);
-      }
       case Kind::kDown:
         return hidden_done_[t.tile] == g_.gate_up_blocks();
       case Kind::kRecompute:
@@ -313,12 +314,12 @@ class TaskSimulator {
         fail("recomputed_row_readers of " + std::to_string(m));
     }
     for (std::int32_t q = 0; !backward_ && q < s_.totals->minibatches; ++q) {
-      if (minibatch_done_[q] != order_.hidden_readers(q)) fail("down tasks of minibatch " + std::to_string(q));
+      if (minibatch_done_[q] != down_tasks_of(q)) fail("down tasks of minibatch " + std::to_string(q));
     }
   }
 
-  std::int64_t tiles_in(std::int32_t q) const {
-    return s_.minibatches[q + 1].tile_begin - s_.minibatches[q].tile_begin;
+  std::int64_t down_tasks_of(std::int32_t q) const {
+    return std::int64_t{s_.minibatches[q + 1].tile_begin - s_.minibatches[q].tile_begin} * g_.down_blocks();
   }
   std::int64_t shared_blocks(std::int64_t columns) const {
     return protocol::Geometry::blocks(g_.shared_intermediate, columns);
