@@ -10,7 +10,7 @@ namespace {
 
 LayerSetup impatient_entry() {
   LayerSetup setup = tiny_ring();
-  setup.options.entry_timeout_ms = 150;
+  setup.options.entry_timeout_ms = 500;
   return setup;
 }
 

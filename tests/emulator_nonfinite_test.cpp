@@ -12,7 +12,6 @@ namespace moewave::test {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr std::int64_t kTokens = 90;
 constexpr std::int64_t kVictim = 41;  // of rank 1
 
 LayerCase clean_case() {

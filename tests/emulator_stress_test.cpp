@@ -68,6 +68,18 @@ TEST(EmulatorStress, SeveralColumnBlocks) {
   run_back_to_back(make_shape(264, 136, 3, 2), {{40, 0, 50}, {20, 90, 3}}, setup);
 }
 
+// A rank alone recomputes without any pull that would hold it back, on more SMs than tasks that wait for a delayed one.
+TEST(EmulatorStress, RecomputationOfOwnTokens) {
+  LayerCase c = random_case(make_shape(8, 264, 8, 1), {1024}, 139);
+  route(c, [](std::int64_t token, std::int64_t) { return token / 128; });
+  LayerSetup setup = tiny_ring();
+  setup.tuning.sms = 20;
+  setup.options.saved_rows = 0;
+  setup.options.jitter_us = 2000;
+  EmulatedLayer layer = make_layer(c, setup);
+  for (int step = 0; step < 3; ++step) expect_matches(c, run_step(layer, c));
+}
+
 TEST(EmulatorStress, TwoLayersAtOnce) {
   const auto run = [] {
     LayerSetup setup = tiny_ring();

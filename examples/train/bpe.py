@@ -6,6 +6,7 @@ Tokens 0 to 255 are the bytes, later ones are merges. Byte 0 does not occur in t
 import heapq
 import re
 from collections import Counter, defaultdict
+from itertools import pairwise
 
 import numpy as np
 
@@ -29,7 +30,7 @@ def _replace(tokens, pair, merged):
 
 
 def _most_frequent(heap, pair_count):
-    """Pops the most frequent pair; entries whose count has changed since are stale and go back with the count of now."""
+    """Pops the most frequent pair; an entry whose count has fallen since it was pushed goes back with the new count."""
     while heap:
         negative_count, pair = heapq.heappop(heap)
         count = pair_count[pair]
@@ -55,7 +56,7 @@ class BytePairEncoder:
         pair_count = Counter()
         words_with = defaultdict(set)
         for index, tokens in enumerate(words):
-            for pair in zip(tokens, tokens[1:]):
+            for pair in pairwise(tokens):
                 pair_count[pair] += counts[index]
                 words_with[pair].add(index)
         heap = [(-count, pair) for pair, count in pair_count.items()]
@@ -67,9 +68,9 @@ class BytePairEncoder:
             for index in words_with.pop(pair):
                 old = words[index]
                 words[index] = new = _replace(old, pair, merged)
-                for gone in zip(old, old[1:]):
+                for gone in pairwise(old):
                     pair_count[gone] -= counts[index]
-                for come in zip(new, new[1:]):
+                for come in pairwise(new):
                     pair_count[come] += counts[index]
                     words_with[come].add(index)
                     new_pairs.add(come)
@@ -79,7 +80,7 @@ class BytePairEncoder:
     def _encode_piece(self, piece):
         tokens = list(piece.encode())
         while len(tokens) > 1:
-            pair = min(zip(tokens, tokens[1:]), key=lambda p: self.rank.get(p, 1 << 30))
+            pair = min(pairwise(tokens), key=lambda p: self.rank.get(p, 1 << 30))
             if pair not in self.rank:
                 break
             tokens = _replace(tokens, pair, self.rank[pair])

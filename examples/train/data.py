@@ -63,6 +63,6 @@ def even_windows(stream, count, length, first=0):
     """Inputs and targets [count, length] that do not overlap, spread evenly over the stream from `first` on."""
     stride = (len(stream) - 1 - first) // count
     if stride < length:
-        raise ValueError(f"held-out text has {len(stream)} tokens, {count} windows of {length} after {first} do not fit")
+        raise ValueError(f"{count} windows of {length} tokens after {first} do not fit in {len(stream)} tokens")
     window = torch.stack([stream[first + i * stride :][: length + 1] for i in range(count)])
     return window[:, :-1], window[:, 1:]

@@ -116,6 +116,8 @@ def write_files(folder, model, inputs, routing_ids, window_source, sources):
         folder / "routing.safetensors",
         metadata={"sources": ",".join(sources), "window_tokens": str(routing_ids.shape[1] // len(window_source))},
     )
+    for path in folder.glob("*.safetensors"):
+        path.chmod(0o644)  # safetensors writes files that only their owner can read
 
 
 def moe_fp64(layer, hidden_states, ids, weights):

@@ -21,10 +21,11 @@ def read_corpus(path):
         yield source, text
 
 
+BLOCK_TAGS = frozenset(("p", "div", "h1", "h2", "h3", "h4", "h5", "li", "tr", "dt", "dd", "pre", "table", "br"))
+
+
 class _PageText(HTMLParser):
     """Text of a documentation page without its navigation bars; <pre> keeps its lines."""
-
-    BLOCKS = {"p", "div", "h1", "h2", "h3", "h4", "h5", "li", "tr", "dt", "dd", "pre", "table", "br"}
 
     def __init__(self):
         super().__init__()
@@ -38,7 +39,7 @@ class _PageText(HTMLParser):
             self.hidden_divs += 1
         self.in_title = self.in_title or tag == "title"
         self.pre += tag == "pre"
-        if tag in self.BLOCKS:
+        if tag in BLOCK_TAGS:
             self.parts.append("\n")
 
     def handle_endtag(self, tag):
@@ -47,7 +48,7 @@ class _PageText(HTMLParser):
         if tag == "title":
             self.in_title = False
         self.pre -= tag == "pre"
-        if tag in self.BLOCKS:
+        if tag in BLOCK_TAGS:
             self.parts.append("\n")
 
     def handle_data(self, data):
@@ -80,7 +81,7 @@ def read_files(folder, pattern):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--bible", type=Path, required=True, help="output of `bible -f gen1:1-rev22:21`, a verse a line")
+    parser.add_argument("--bible", type=Path, required=True, help="output of `bible -f gen1:1-rev22:21`")
     parser.add_argument("--docs", type=Path, required=True, help="folder usr/share/doc of the unpacked packages")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()

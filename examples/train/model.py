@@ -31,7 +31,7 @@ class MoERecord:
 
 
 class MoE(nn.Module):
-    """Softmax router over all experts, the top k renormalised; output[t] = sum_j weight[t, j] * expert[ids[t, j]](x[t])."""
+    """Softmax router, the top k renormalised; output[t] = sum over j of weights[t, j] * expert[ids[t, j]](x[t])."""
 
     def __init__(self, config):
         super().__init__()
@@ -43,7 +43,7 @@ class MoE(nn.Module):
         self.records = None
 
     def route(self, x):
-        """Ids, weights and the load-balancing loss of Switch Transformer (https://arxiv.org/abs/2101.03961), 1 if even."""
+        """Ids, weights, and the load-balancing loss of https://arxiv.org/abs/2101.03961: 1 for an even load."""
         with torch.autocast(x.device.type, enabled=False):
             probabilities = F.softmax(F.linear(x.float(), self.gate), dim=-1)
             weights, ids = probabilities.topk(self.top_k, dim=-1)
@@ -131,7 +131,7 @@ class LanguageModel(nn.Module):
             nn.init.normal_(layer.attention.out.weight, std=0.02 / (2 * config.layers) ** 0.5)
 
     def forward(self, tokens):
-        """[batch, time] int64 -> FP32 logits [batch, time, vocabulary] and the mean balance loss; embeddings are tied."""
+        """Tokens [batch, time] -> FP32 logits [batch, time, vocabulary] and the layers' mean balance loss."""
         x = self.embedding(tokens)
         balances = []
         for layer in self.layers:

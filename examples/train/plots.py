@@ -10,11 +10,12 @@ import numpy as np
 def plot_loss(path, curve, best_step):
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     train, held_out = curve["train"], curve["held_out"]
-    axes.plot([p["step"] for p in train], [p["loss"] for p in train], linewidth=0.8, color="0.6", label="training batch")
-    axes.plot([p["step"] for p in held_out], [p["loss"] for p in held_out], marker="o", markersize=3, label="held out")
+    train_steps, steps = [p["step"] for p in train], [p["step"] for p in held_out]
+    axes.plot(train_steps, [p["loss"] for p in train], linewidth=0.8, color="0.6", label="training batch")
+    axes.plot(steps, [p["loss"] for p in held_out], marker="o", markersize=3, label="held out, mean of sources")
     for source in held_out[0]["by_source"]:
         loss = [p["by_source"][source] for p in held_out]
-        axes.plot([p["step"] for p in held_out], loss, linewidth=0.8, linestyle="--", label=f"held out: {source}")
+        axes.plot(steps, loss, linewidth=0.8, linestyle="--", label=f"held out: {source}")
     axes.axvline(best_step, color="0.8", linewidth=0.8)
     axes.set(xlabel="step", ylabel="loss (nats a token)", ylim=(0, None))
     axes.legend(frameon=False)

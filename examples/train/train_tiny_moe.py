@@ -37,7 +37,7 @@ def parse_arguments():
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop training after this time and export")
     parser.add_argument("--batch", type=int, default=64, help="sequences a step")
     parser.add_argument("--learning-rate", type=float, default=1.5e-3)
-    parser.add_argument("--balance", type=float, default=1e-3, help="weight of the load-balancing loss")
+    parser.add_argument("--balance", type=float, default=1e-2, help="weight of the load-balancing loss")
     parser.add_argument("--eval-every", type=int, default=100)
     parser.add_argument("--eval-windows", type=int, default=32, help="held-out sequences of each source")
     parser.add_argument("--seed", type=int, default=1)
@@ -113,7 +113,8 @@ class Run:
         point = {"step": self.steps_done, "loss": mean(losses), "by_source": losses}
         self.curve["held_out"].append(point)
         if point["loss"] < self.best["loss"]:
-            self.best = {"loss": point["loss"], "step": self.steps_done, "state": copy.deepcopy(self.model.state_dict())}
+            state = copy.deepcopy(self.model.state_dict())
+            self.best = {"loss": point["loss"], "step": self.steps_done, "state": state}
         print(f"step {self.steps_done}: held-out loss {point['loss']:.4f}", flush=True)
 
     def train(self):
@@ -200,8 +201,9 @@ def main():
     run.train()
     facts = export_run(run, args.out)
     print(json.dumps({"check": facts["check"], "files": facts["files"]}, indent=1))
-    middle = facts["expert_load"][export.LAYER]["all"]
-    print(f"layer {export.LAYER}: busiest expert {middle['max_over_mean']:.2f} x the mean, idlest {middle['min_over_mean']:.2f} x")
+    for layer in facts["expert_load"]:
+        busiest, idlest = layer["all"]["max_over_mean"], layer["all"]["min_over_mean"]
+        print(f"layer {layer['layer']}: busiest expert {busiest:.2f} x the mean, idlest {idlest:.2f} x")
 
 
 if __name__ == "__main__":

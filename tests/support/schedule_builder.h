@@ -2,12 +2,10 @@
 // workers, and the first difference between two schedules.
 #pragma once
 
-#include <barrier>
 #include <cstdint>
 #include <random>
 #include <sstream>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "plan/planner.h"
@@ -115,19 +113,8 @@ class BuiltSchedule {
              group_pulls_.data(), group_tile_.data(), group_pull_.data(), last_group_.data()}};
   }
 
-  void build(const AllIds& ids, int workers) {
-    std::barrier barrier(workers);
-    const protocol::ScheduleTask schedule_task = task();
-    const auto work = [&](int worker) {
-      protocol::PlaceScratch places;
-      protocol::build_schedule<protocol::SingleLane>(
-          schedule_task, worker, workers, places,
-          [&](int source) { return ids[static_cast<std::size_t>(source)].data(); }, [&] { barrier.arrive_and_wait(); });
-    };
-    std::vector<std::jthread> others;
-    for (int worker = 1; worker < workers; ++worker) others.emplace_back(work, worker);
-    work(0);
-  }
+  /// Every worker is a thread; they meet at a barrier after each phase.
+  void build(const AllIds& ids, int workers);
 
  private:
   protocol::Geometry geometry_;
