@@ -52,7 +52,7 @@ class ScheduleBuild {
                                       layout_.workspace.scratch(workspace_.data())};
     protocol::PlaceScratch places;
     protocol::build_schedule<protocol::SingleLane>(
-        task, 0, 1, places, [&](int rank) { return ids_.data() + rank * tokens_ * kTopk; }, [] {});
+        task, 0, 1, places, [&](int rank) { return ids_.data() + rank * tokens_ * kTopk; }, [] { return true; });
     benchmark::DoNotOptimize(schedule.totals->rows);
     benchmark::ClobberMemory();
   }

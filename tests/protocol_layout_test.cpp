@@ -135,6 +135,7 @@ RC_GTEST_PROP(Layout, CountersOfOneKindFollowThoseOfAnother, ()) {
                                                           {c.shared_hidden, shared_tiles},
                                                           {c.shared_recomputed, shared_tiles},
                                                           {c.ticket, 1},
+                                                          {c.staged, 1},
                                                           {c.arrived, 1},
                                                           {c.finished, 1}};
   std::int64_t next = 0;

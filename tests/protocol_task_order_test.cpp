@@ -185,14 +185,16 @@ TEST(TaskOrder, ASlotOfHIsNotReusedEarlyAcrossAnEmptyMinibatch) {
 RC_GTEST_PROP(Interleave, EveryPrefixHoldsTheProportionalShareOfBoth, ()) {
   const std::int64_t first = draw(0, 199);
   const std::int64_t second = draw(0, 199);
+  const std::int64_t run = draw(1, 9);
   std::int64_t next_first = 0;
   std::int64_t next_second = 0;
   for (std::int64_t index = 0; index < first + second; ++index) {
-    const protocol::Interleaved pick = protocol::interleave(index, first, second);
+    const protocol::Interleaved pick = protocol::interleave(index, first, second, run);
     RC_ASSERT(pick.index == (pick.is_first ? next_first : next_second));
     ++(pick.is_first ? next_first : next_second);
-    // |firsts - prefix * first / all| < 1, in whole numbers.
-    RC_ASSERT(std::abs(next_first * (first + second) - (index + 1) * first) < first + second);
+    // |firsts - prefix * first / all| < 2 runs, in whole numbers: one for the place of a run, one for the leftovers.
+    RC_ASSERT(std::abs(next_first * (first + second) - (index + 1) * first) <
+              (first + second) * (run == 1 ? 1 : 2 * run));
   }
   RC_ASSERT(next_first == first && next_second == second);
 }
@@ -220,7 +222,7 @@ RC_GTEST_PROP(Interleave, GateUpAndDownOfAForwardStepAdvanceTogether, ()) {
     ++(gate_up ? gate_ups : downs);
     const std::int64_t all_gate_ups = tiles_in(step) * c.geometry.gate_up_blocks();
     const std::int64_t all = all_gate_ups + tiles_in(step - 1) * c.geometry.down_blocks();
-    RC_ASSERT(std::abs(gate_ups * all - (gate_ups + downs) * all_gate_ups) < all);
+    RC_ASSERT(std::abs(gate_ups * all - (gate_ups + downs) * all_gate_ups) < all * 2 * c.geometry.interleave_tasks);
   }
 }
 

@@ -93,7 +93,8 @@ HostBatch random_batch(const LayerShape& shape, std::span<const std::int64_t> to
 // ---------------------------------------------------------------------------------------------------------
 
 /// One thing that one emulated SM did. Waits are events of their own. Times are logical: an SM's clock grows by the
-/// processor time of its own work, and a wait ends at the clock of whoever ended it, as if each SM had its own processor.
+/// processor time of its own work, and a wait ends at the clock of whoever ended it, as if each SM had its own
+/// processor.
 struct TimelineEvent {
   std::int32_t rank = 0;
   std::int32_t sm = 0;

@@ -98,6 +98,7 @@ protocol::Geometry make_geometry(const LayerShape& shape, int ranks, std::int64_
   geometry.shared_intermediate = shape.shared_intermediate;
   geometry.max_tokens = max_tokens;
   geometry.minibatch_tiles = static_cast<std::int32_t>(tuning.minibatch_rows / kTileRows);
+  geometry.interleave_tasks = tuning.sms;
   const bool one_segment = tuning.ring_tokens == all_remote_tokens(ranks, max_tokens) &&
                            tuning.ring_rows == all_rows(shape, ranks, max_tokens);
   geometry.segments = one_segment ? 1 : 2;

@@ -18,11 +18,13 @@ struct Geometry {
   std::int64_t max_tokens = 0;  // of one rank
 
   std::int32_t minibatch_tiles = 1;
+  std::int32_t interleave_tasks = 1;  // tasks of one kind that follow one another where kinds are interleaved
   // Token copies and backward rows lie in `segments` equal parts. One segment: it holds everything and nothing is
   // reused. Two: macrobatch m lies in segment m % 2.
   int segments = 1;
   std::int64_t segment_tokens = 0;  // token copies a segment holds, a multiple of kOrderBlockTokens
   std::int64_t segment_rows = 0;    // valid rows of one macrobatch
+  bool backward = true;             // memory for backward as well
   std::int64_t saved_rows = 0;      // rows whose pre-activations a context keeps, whole tiles
 
   MOEWAVE_HD std::int32_t max_local_experts() const { return max_expert_count(experts, ranks); }
@@ -43,10 +45,17 @@ struct Geometry {
   MOEWAVE_HD std::int64_t max_tiles() const {
     return max_valid_rows() / kTileRows + min64(max_groups(), max_valid_rows());
   }
+  MOEWAVE_HD std::int64_t max_forward_tasks() const {
+    const std::int64_t shared_tiles = shared_intermediate > 0 ? ceil_div(max_tokens, kTileRows) : 0;
+    return max_tiles() * (gate_up_blocks() + down_blocks()) +
+           shared_tiles * (blocks(shared_intermediate, kGateUpColumns) + down_blocks());
+  }
   MOEWAVE_HD int min_minibatches() const { return segments == 1 ? 1 : 2; }
   MOEWAVE_HD std::int64_t max_minibatches() const {
     return max_tiles() / minibatch_tiles + max_macrobatches() * (1 + min_minibatches());
   }
+  // h is kept in whole column blocks of gate-up, so that a kernel's tiles of it are whole.
+  MOEWAVE_HD static std::int64_t padded_width(std::int64_t width) { return round_up(width, kGateUpColumns); }
   MOEWAVE_HD std::int64_t minibatch_rows() const { return std::int64_t{minibatch_tiles} * kTileRows; }
 
   MOEWAVE_HD std::int32_t gate_up_blocks() const { return blocks(intermediate, kGateUpColumns); }

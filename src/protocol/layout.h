@@ -55,6 +55,7 @@ struct Counters {
   std::int64_t shared_hidden;      // [shared tiles]
   std::int64_t shared_recomputed;  // [shared tiles]
   std::int64_t ticket;             // the next task number
+  std::int64_t staged;             // workers that have staged their part of x
   std::int64_t arrived;            // barrier of the rank's workers
   std::int64_t finished;           // workers that are done with everything remote
   std::int64_t size;
@@ -75,6 +76,7 @@ struct Counters {
     shared_hidden = next, next += shared_tiles;
     shared_recomputed = next, next += shared_tiles;
     ticket = next++;
+    staged = next++;
     arrived = next++;
     finished = next++;
     size = next;
@@ -106,11 +108,16 @@ struct SharedLayout {
     ids = region.take<std::int32_t>(routes);
     weights = region.take<float>(routes);
     x = region.take<Bf16>(g.max_tokens * g.hidden);
-    dout = region.take<Bf16>(g.max_tokens * g.hidden);
+    dout = region.take<Bf16>(g.backward ? g.max_tokens * g.hidden : 0);
     slots = region.take<Bf16>(routes * g.hidden);
-    router_partials = region.take<float>(routes * g.dh_blocks());
+    router_partials = region.take<float>(g.backward ? routes * g.dh_blocks() : 0);
     bytes = region.bytes();
   }
+};
+
+/// A task as a kernel keeps it, packed.
+struct alignas(16) TaskWords {
+  std::uint32_t words[4];
 };
 
 struct WorkspaceLayout {
@@ -126,27 +133,29 @@ struct WorkspaceLayout {
   Place<std::int32_t> group_tile;
   Place<std::int32_t> group_pull;
   Place<std::int32_t> last_group;
-  Place<Bf16> ring_x;             // [segments * segment_tokens, hidden]
-  Place<Bf16> ring_dout;          // the same
-  Place<Bf16> hidden_ring;        // [kHiddenSlots * minibatch rows, intermediate]
-  Place<Bf16> dgate_up;           // [segments * padded_segment_rows, 2 * intermediate]
-  Place<Bf16> weighted_hidden;    // [segments * padded_segment_rows, intermediate] w * h
-  Place<Bf16> recomputed;         // [segments * padded_segment_rows, 2 * intermediate]
-  Place<float> carried_gate_up;   // [local experts, 2I, H] weight gradients carried over macrobatches
-  Place<float> carried_down;      // [local experts, H, I]
-  Place<Bf16> shared_hidden;      // [max_tokens, shared_intermediate] h (forward), w * h = h (backward)
-  Place<Bf16> shared_y;           // [max_tokens, hidden] y (forward), dx (backward)
-  Place<Bf16> shared_dgate_up;    // [max_tokens, 2 * shared_intermediate]
-  Place<Bf16> shared_recomputed;  // [max_tokens, 2 * shared_intermediate]
+  Place<Bf16> ring_x;               // [segments * segment_tokens, hidden]
+  Place<Bf16> ring_dout;            // the same
+  Place<Bf16> hidden_ring;          // [kHiddenSlots * minibatch rows, padded_width(intermediate)]
+  Place<Bf16> dgate_up;             // [segments * padded_segment_rows, 2 * intermediate]
+  Place<Bf16> weighted_hidden;      // [segments * padded_segment_rows, intermediate] w * h
+  Place<Bf16> recomputed;           // [segments * padded_segment_rows, 2 * intermediate]
+  Place<float> carried_gate_up;     // [local experts, 2I, H] weight gradients carried over macrobatches
+  Place<float> carried_down;        // [local experts, H, I]
+  Place<Bf16> shared_hidden;        // [whole tiles, padded_width(shared_intermediate)] h; backward: w * h = h
+  Place<std::uint32_t> task_count;  // [1]
+  Place<TaskWords> tasks;           // [max_forward_tasks] a kernel's list of them
+  Place<Bf16> shared_y;             // [max_tokens, hidden] y (forward), dx (backward)
+  Place<Bf16> shared_dgate_up;      // [max_tokens, 2 * shared_intermediate]
+  Place<Bf16> shared_recomputed;    // [max_tokens, 2 * shared_intermediate]
   std::int64_t bytes;
 
   MOEWAVE_HD explicit WorkspaceLayout(const Geometry& g) {
     Region region;
     const std::int64_t experts = g.max_local_experts();
     const std::int64_t ring = g.segments * g.segment_tokens;
-    const std::int64_t rows = g.segments * g.padded_segment_rows();
+    const std::int64_t rows = g.backward ? g.segments * g.padded_segment_rows() : 0;
     const std::int64_t shared_tokens = g.shared_intermediate > 0 ? g.max_tokens : 0;
-    const bool carries = g.segments > 1;
+    const bool carries = g.backward && g.segments > 1;
     epoch = region.take<std::uint32_t>(1);
     counters = region.take<std::uint32_t>(2 * Counters(g).size);
     tokens_per_rank = region.take<std::int32_t>(g.ranks);
@@ -160,16 +169,19 @@ struct WorkspaceLayout {
     group_pull = region.take<std::int32_t>(g.max_groups());
     last_group = region.take<std::int32_t>(experts);
     ring_x = region.take<Bf16>(ring * g.hidden);
-    ring_dout = region.take<Bf16>(ring * g.hidden);
-    hidden_ring = region.take<Bf16>(kHiddenSlots * g.minibatch_rows() * g.intermediate);
+    ring_dout = region.take<Bf16>(g.backward ? ring * g.hidden : 0);
+    hidden_ring = region.take<Bf16>(kHiddenSlots * g.minibatch_rows() * Geometry::padded_width(g.intermediate));
     dgate_up = region.take<Bf16>(rows * 2 * g.intermediate);
     weighted_hidden = region.take<Bf16>(rows * g.intermediate);
     recomputed = region.take<Bf16>(g.saved_rows >= g.max_tiles() * kTileRows ? 0 : rows * 2 * g.intermediate);
     carried_gate_up = region.take<float>(carries ? experts * 2 * g.intermediate * g.hidden : 0);
     carried_down = region.take<float>(carries ? experts * g.intermediate * g.hidden : 0);
-    shared_hidden = region.take<Bf16>(shared_tokens * g.shared_intermediate);
+    task_count = region.take<std::uint32_t>(1);
+    tasks = region.take<TaskWords>(g.max_forward_tasks());
+    shared_hidden =
+        region.take<Bf16>(round_up(shared_tokens, kTileRows) * Geometry::padded_width(g.shared_intermediate));
     shared_y = region.take<Bf16>(shared_tokens * g.hidden);
-    shared_dgate_up = region.take<Bf16>(shared_tokens * 2 * g.shared_intermediate);
+    shared_dgate_up = region.take<Bf16>(g.backward ? shared_tokens * 2 * g.shared_intermediate : 0);
     shared_recomputed = region.take<Bf16>(g.saved_rows == 0 ? shared_tokens * 2 * g.shared_intermediate : 0);
     bytes = region.bytes();
   }

@@ -11,9 +11,11 @@
 //   count_block         every block     rows and first uses of each local expert, by block of the token order
 //   cut_macrobatches    one worker      ranges of blocks whose tokens and rows fit a segment
 //   offsets_of_experts  every column    exclusive sums along the blocks of a macrobatch
-//   assign_groups       one worker      first tile and first pull of each (macrobatch, expert), minibatches, wgrad
-//   groups place_block, fill_tiles             row, pull and tile tables finish_schedule     one worker      first pull
-//   and first wgrad group of each minibatch
+//   assign_groups       one worker      first tile and first pull of each (macrobatch, expert), minibatches, groups
+//   place_block         every block     row and pull tables
+//   fill_tiles          every expert    tile table (with place_block)
+//   finish_schedule     one worker      first pull and first wgrad group of each minibatch
+//
 // The cost is linear in routes: a block has up to kOrderBlockTokens * topk routes and one counter a local expert.
 #pragma once
 
@@ -218,6 +220,14 @@ template <typename Lanes>
 MOEWAVE_HD void cut_macrobatches(const ScheduleTask& task) {
   const std::int32_t blocks = task.blocks();
   Macrobatch* macrobatches = task.schedule.macrobatches;
+  if (task.geometry.segments == 1) {
+    if (Lanes::id() == 0) {
+      macrobatches[0].block_begin = 0;
+      macrobatches[1].block_begin = blocks;
+      task.schedule.totals->macrobatches = 1;
+    }
+    return;
+  }
   std::int32_t current = 0;
   std::int64_t tokens = 0;
   std::int64_t rows = 0;
@@ -251,40 +261,60 @@ MOEWAVE_HD void cut_macrobatches(const ScheduleTask& task) {
   }
 }
 
-inline constexpr std::int32_t kColumnExperts = 32;  // experts that one call of offsets_of_experts takes
+// Experts that one call of offsets_of_experts takes. A single lane walks down many columns of the counts at once, since
+// they lie side by side; many lanes share one column.
+template <typename Lanes>
+inline constexpr std::int32_t kColumnExperts = Lanes::width() == 1 ? 32 : 1;
 
-MOEWAVE_HD inline std::int32_t columns_of_macrobatch(const ScheduleTask& task) {
-  return static_cast<std::int32_t>(ceil_div(task.experts(), kColumnExperts));
+template <typename Lanes>
+MOEWAVE_HD std::int32_t columns_of_macrobatch(const ScheduleTask& task) {
+  return static_cast<std::int32_t>(ceil_div(task.experts(), kColumnExperts<Lanes>));
 }
 
 /// Phase 3. Turns the counts of one macrobatch and up to kColumnExperts experts into exclusive sums along the blocks.
+/// Each lane has a range of the blocks.
 template <typename Lanes>
 MOEWAVE_HD void offsets_of_experts(const ScheduleTask& task, std::int32_t macrobatch, std::int32_t column) {
-  constexpr int kPerLane = kColumnExperts / Lanes::width();
+  constexpr std::int32_t kExperts = kColumnExperts<Lanes>;
   const std::int32_t experts = task.experts();
-  const std::int32_t first = column * kColumnExperts + Lanes::id();
-  std::int32_t rows[kPerLane] = {};
-  std::int32_t pulls[kPerLane] = {};
-  const std::int32_t end = task.schedule.macrobatches[macrobatch + 1].block_begin;
-  for (std::int32_t block = task.schedule.macrobatches[macrobatch].block_begin; block < end; ++block) {
-    std::int32_t* block_rows = task.scratch.block_rows + std::int64_t{block} * experts;
-    std::int32_t* block_pulls = task.scratch.block_pulls + std::int64_t{block} * experts;
-    for (int i = 0; i < kPerLane; ++i) {
-      const std::int32_t expert = first + i * Lanes::width();
-      if (expert >= experts) break;
-      const std::int32_t counted_rows = block_rows[expert];
-      const std::int32_t counted_pulls = block_pulls[expert];
-      block_rows[expert] = rows[i];
-      block_pulls[expert] = pulls[i];
+  const std::int32_t first = column * kExperts;
+  const std::int32_t count = static_cast<std::int32_t>(min64(kExperts, experts - first));
+  const std::int32_t begin = task.schedule.macrobatches[macrobatch].block_begin;
+  const std::int32_t blocks = task.schedule.macrobatches[macrobatch + 1].block_begin - begin;
+  const std::int32_t lane_begin =
+      begin + static_cast<std::int32_t>(std::int64_t{blocks} * Lanes::id() / Lanes::width());
+  const std::int32_t lane_end =
+      begin + static_cast<std::int32_t>(std::int64_t{blocks} * (Lanes::id() + 1) / Lanes::width());
+  std::int32_t* block_rows = task.scratch.block_rows + first;
+  std::int32_t* block_pulls = task.scratch.block_pulls + first;
+
+  std::int32_t rows[kExperts] = {};
+  std::int32_t pulls[kExperts] = {};
+  if constexpr (Lanes::width() > 1) {
+    for (std::int32_t block = lane_begin; block < lane_end; ++block) {
+      rows[0] += block_rows[std::int64_t{block} * experts];
+      pulls[0] += block_pulls[std::int64_t{block} * experts];
+    }
+    std::int64_t all = 0;
+    rows[0] = static_cast<std::int32_t>(Lanes::exclusive_sum(rows[0], all));
+    pulls[0] = static_cast<std::int32_t>(Lanes::exclusive_sum(pulls[0], all));
+  }
+  for (std::int32_t block = lane_begin; block < lane_end; ++block) {
+    std::int32_t* of_rows = block_rows + std::int64_t{block} * experts;
+    std::int32_t* of_pulls = block_pulls + std::int64_t{block} * experts;
+    for (std::int32_t i = 0; i < count; ++i) {
+      const std::int32_t counted_rows = of_rows[i];
+      const std::int32_t counted_pulls = of_pulls[i];
+      of_rows[i] = rows[i];
+      of_pulls[i] = pulls[i];
       rows[i] += counted_rows;
       pulls[i] += counted_pulls;
     }
   }
-  for (int i = 0; i < kPerLane; ++i) {
-    const std::int32_t expert = first + i * Lanes::width();
-    if (expert >= experts) break;
-    task.scratch.group_rows[std::int64_t{macrobatch} * experts + expert] = rows[i];
-    task.scratch.group_pulls[std::int64_t{macrobatch} * experts + expert] = pulls[i];
+  if (Lanes::id() + 1 != Lanes::width()) return;
+  for (std::int32_t i = 0; i < count; ++i) {
+    task.scratch.group_rows[std::int64_t{macrobatch} * experts + first + i] = rows[i];
+    task.scratch.group_pulls[std::int64_t{macrobatch} * experts + first + i] = pulls[i];
   }
 }
 
@@ -498,36 +528,37 @@ MOEWAVE_HD void finish_schedule(const ScheduleTask& task) {
   }
 }
 
-/// All six phases, for worker `worker` of `workers`. `barrier()` is the rank's barrier; `ids_of(rank)` gives a rank's
-/// ids. totals->bad_route must be kNoBadRoute before any worker begins.
+/// All six phases, for worker `worker` of `workers`. `barrier()` is the rank's barrier and says
+/// whether to go on: false ends the call with the tables unfinished, on all workers alike. `ids_of(rank)` gives a
+/// rank's ids. totals->bad_route must be kNoBadRoute before any worker begins.
 template <typename Lanes, typename IdsOf, typename Barrier>
-MOEWAVE_HD void build_schedule(const ScheduleTask& task, int worker, int workers, PlaceScratch& places, IdsOf&& ids_of,
+MOEWAVE_HD bool build_schedule(const ScheduleTask& task, int worker, int workers, PlaceScratch& places, IdsOf&& ids_of,
                                Barrier&& barrier) {
   const std::int32_t blocks = task.blocks();
   for (std::int32_t block = worker; block < blocks; block += workers) {
     const SourceBlock source = source_block(task.tokens_per_rank, block);
     count_block<Lanes>(task, source, ids_of(source.rank));
   }
-  barrier();
+  if (!barrier()) return false;
   if (worker == 0) cut_macrobatches<Lanes>(task);
-  barrier();
+  if (!barrier()) return false;
   const std::int32_t macrobatches = task.schedule.totals->macrobatches;
-  const std::int32_t columns = columns_of_macrobatch(task);
+  const std::int32_t columns = columns_of_macrobatch<Lanes>(task);
   for (std::int32_t i = worker; i < macrobatches * columns; i += workers) {
     offsets_of_experts<Lanes>(task, i / columns, i % columns);
   }
-  barrier();
+  if (!barrier()) return false;
   if (worker == 0) assign_groups<Lanes>(task);
-  barrier();
+  if (!barrier()) return false;
   for (std::int32_t block = worker; block < blocks; block += workers) {
     place_block<Lanes>(task, source_block(task.tokens_per_rank, block), places);
   }
   for (std::int32_t i = worker; i < macrobatches * task.experts(); i += workers) {
     fill_tiles<Lanes>(task, i / task.experts(), i % task.experts());
   }
-  barrier();
+  if (!barrier()) return false;
   if (worker == 0) finish_schedule<Lanes>(task);
-  barrier();
+  return barrier();
 }
 
 }  // namespace moewave::protocol

@@ -4,8 +4,8 @@
 // Steps. Forward step s holds gate-up of minibatch s and down of minibatch s - 1. Backward step s holds the
 // recomputation of minibatch s (of rows whose pre-activations were not saved), dh of minibatch s - 1, and of minibatch
 // s - 2 dx and the weight gradients of the experts that end in it. Within a step the kinds are interleaved in
-// proportion, so that the link carries combine traffic at an even rate. Tasks of the shared expert, which need no
-// schedule, come first.
+// proportion (forward: in runs of interleave_tasks), so that the link carries combine traffic at an even rate. Tasks of
+// the shared expert, which need no schedule, come first.
 //
 // Progress. Every task waits only for pulls and for tasks with lower numbers, so the oldest unfinished task can always
 // run:
@@ -65,17 +65,29 @@ MOEWAVE_HD inline RasterPlace raster(std::int32_t index, std::int32_t tiles, std
   return {first_tile + in_group % group_tiles, in_group / group_tiles};
 }
 
-/// Spreads `first` items evenly among `first + second`: which of the two number `index` is, and its number there.
+/// Which of two kinds item `index` is, and its number there.
 struct Interleaved {
   bool is_first;
   std::int64_t index;
 };
 
-MOEWAVE_HD inline Interleaved interleave(std::int64_t index, std::int64_t first, std::int64_t second) {
-  const std::int64_t all = first + second;
-  const std::int64_t firsts_before = index * first / all;
-  if ((index + 1) * first / all > firsts_before) return {true, firsts_before};
-  return {false, index - firsts_before};
+/// Spreads `first` items evenly among `first + second`, in runs of `run` items of a kind. What does not fill a run
+/// comes at the end, the first kind before the second. Runs as long as the rank has SMs let those that start together
+/// share weights and tokens in the L2; shorter runs load the link more evenly.
+MOEWAVE_HD inline Interleaved interleave(std::int64_t index, std::int64_t first, std::int64_t second,
+                                         std::int64_t run = 1) {
+  const std::int64_t first_runs = first / run;
+  const std::int64_t all_runs = first_runs + second / run;
+  if (index >= all_runs * run) {
+    const std::int64_t rest = index - all_runs * run;
+    const std::int64_t firsts = first - first_runs * run;
+    if (rest < firsts) return {true, first_runs * run + rest};
+    return {false, index - first};
+  }
+  const std::int64_t place = index / run;
+  const std::int64_t firsts_before = place * first_runs / all_runs;
+  if ((place + 1) * first_runs / all_runs > firsts_before) return {true, firsts_before * run + index % run};
+  return {false, (place - firsts_before) * run + index % run};
 }
 
 /// The tasks of one direction. Built from a finished schedule, or from geometry and tokens alone when the rank has no
@@ -172,7 +184,7 @@ class TaskOrder {
   MOEWAVE_HD Task forward_task(std::int32_t step, std::int64_t index) const {
     const std::int64_t gate_up = tiles_in(step) * geometry_.gate_up_blocks();
     const std::int64_t down = tiles_in(step - 1) * geometry_.down_blocks();
-    const Interleaved pick = interleave(index, gate_up, down);
+    const Interleaved pick = interleave(index, gate_up, down, geometry_.interleave_tasks);
     if (pick.is_first) return minibatch_task(TaskKind::kGateUp, step, pick.index, geometry_.gate_up_blocks());
     return minibatch_task(TaskKind::kDown, step - 1, pick.index, geometry_.down_blocks());
   }

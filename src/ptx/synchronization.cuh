@@ -1,27 +1,88 @@
-// Memory order between blocks of one GPU, time, and the end of a thread. One instruction a function; the scope is part
-// of the name.
+// Memory order between threads of one GPU and between GPUs, barriers of part of a block, time, and the end of a thread.
+// One instruction a function; the scope is part of the name.
 #pragma once
 
 #include <cstdint>
 
 namespace moewave::ptx {
 
-/// ld.acquire.gpu: what the writer of the value had released before it is visible to this thread afterwards.
+// ---- Loads, stores and additions with an order
+
+/// ld.acquire: what the writer of the value had released before it is visible to this thread afterwards.
 __device__ inline std::uint32_t load_acquire_gpu(const std::uint32_t* address) {
   std::uint32_t value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
 }
+__device__ inline std::uint32_t load_acquire_system(const std::uint32_t* address) {
+  std::uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
 
-/// red.release.gpu: everything this thread wrote or saw before is visible to who acquires the sum.
+/// st.release: everything this thread wrote or saw before is visible to who acquires the value.
+__device__ inline void store_release_gpu(std::uint32_t* address, std::uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" : : "l"(address), "r"(value) : "memory");
+}
+__device__ inline void store_release_system(std::uint32_t* address, std::uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" : : "l"(address), "r"(value) : "memory");
+}
+
+/// red.release: an addition without a result; who acquires the sum sees what this thread wrote or saw before.
 __device__ inline void add_release_gpu(std::uint32_t* address, std::uint32_t value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" : : "l"(address), "r"(value) : "memory");
 }
 
-/// st.release.gpu.
-__device__ inline void store_release_gpu(std::uint32_t* address, std::uint32_t value) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" : : "l"(address), "r"(value) : "memory");
+/// atom.add: the value before. The relaxed one orders nothing.
+__device__ inline std::uint32_t fetch_add_relaxed_gpu(std::uint32_t* address, std::uint32_t value) {
+  std::uint32_t before;
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
+  return before;
 }
+__device__ inline std::uint32_t fetch_add_acq_rel_gpu(std::uint32_t* address, std::uint32_t value) {
+  std::uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
+  return before;
+}
+
+/// atom.cas at system scope: the value before.
+__device__ inline std::uint32_t compare_exchange_system(std::uint32_t* address, std::uint32_t expected,
+                                                        std::uint32_t desired) {
+  std::uint32_t before;
+  asm volatile("atom.relaxed.sys.global.cas.b32 %0, [%1], %2, %3;"
+               : "=r"(before)
+               : "l"(address), "r"(expected), "r"(desired)
+               : "memory");
+  return before;
+}
+
+// ---- Fences
+
+__device__ inline void fence_acq_rel_system() { asm volatile("fence.acq_rel.sys;" : : : "memory"); }
+
+/// fence.proxy.async: orders ordinary accesses and those of bulk copies, tensor copies and wgmma, in both directions
+/// and in all memories. The second one is limited to the block's shared memory.
+__device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async;" : : : "memory"); }
+__device__ inline void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
+
+// ---- Parts of a block
+
+/// bar.sync: waits until `threads` threads have come to barrier `id`.
+__device__ inline void sync_threads(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+/// setmaxnreg: this warpgroup gives registers back to its block, or waits until it gets them.
+template <int kRegisters>
+__device__ inline void shrink_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+template <int kRegisters>
+__device__ inline void grow_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+
+// ---- Time, identity, end
 
 /// %globaltimer: nanoseconds, the same clock on all SMs.
 __device__ inline std::uint64_t global_time_ns() {
@@ -30,7 +91,21 @@ __device__ inline std::uint64_t global_time_ns() {
   return now;
 }
 
+__device__ inline std::uint32_t sm_id() {
+  std::uint32_t id;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
+  return id;
+}
+
+/// nanosleep: about that long.
+__device__ inline void sleep_ns(std::uint32_t ns) { asm volatile("nanosleep.u32 %0;" : : "r"(ns)); }
+
 /// exit: this thread ends here.
 __device__ inline void exit_thread() { asm volatile("exit;"); }
+
+/// The address of an object in shared memory as instructions take it.
+__device__ inline std::uint32_t shared_address(const void* object) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(object));
+}
 
 }  // namespace moewave::ptx

@@ -12,7 +12,11 @@ void BuiltSchedule::build(const AllIds& ids, int workers) {
     protocol::PlaceScratch places;
     protocol::build_schedule<protocol::SingleLane>(
         schedule_task, worker, workers, places,
-        [&](int source) { return ids[static_cast<std::size_t>(source)].data(); }, [&] { barrier.arrive_and_wait(); });
+        [&](int source) { return ids[static_cast<std::size_t>(source)].data(); },
+        [&] {
+          barrier.arrive_and_wait();
+          return true;
+        });
   };
   std::vector<std::jthread> others;
   for (int worker = 1; worker < workers; ++worker) others.emplace_back(work, worker);

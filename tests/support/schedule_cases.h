@@ -47,8 +47,10 @@ inline protocol::Geometry draw_geometry(int ranks, std::int64_t max_tokens) {
   if (ring == Ring::kFewTokens || ring == Ring::kFewOfBoth) tuning.ring_tokens = draw(1, *rc::gen::element(64, 300));
   if (ring == Ring::kFewRows || ring == Ring::kFewOfBoth) tuning.ring_rows = draw(1, *rc::gen::element(300, 2000));
   const std::int64_t saved_rows = *rc::gen::element(-1, 0, 1, 300, 1000);
-  return plan::make_geometry(shape, ranks, max_tokens, plan::resolve_tuning(shape, ranks, max_tokens, tuning),
-                             saved_rows);
+  protocol::Geometry geometry =
+      plan::make_geometry(shape, ranks, max_tokens, plan::resolve_tuning(shape, ranks, max_tokens, tuning), saved_rows);
+  geometry.interleave_tasks = draw(1, 9);
+  return geometry;
 }
 
 /// `most_tokens`: of one rank.

@@ -21,6 +21,7 @@ __global__ void __launch_bounds__(kWarps* kWarpThreads) schedule_kernel(const Sc
   const auto end_phase = [&] {
     barrier.arrive_and_wait();
     if (is_first_thread && params.phase_end_ns != nullptr) params.phase_end_ns[phase++] = ptx::global_time_ns();
+    return true;
   };
 
   if (is_first_thread) params.task.schedule.totals->bad_route = protocol::kNoBadRoute;
