@@ -115,9 +115,16 @@ struct SharedLayout {
   }
 };
 
-/// A task as a kernel keeps it, packed.
-struct alignas(16) TaskWords {
-  std::uint32_t words[4];
+/// A task with what a kernel needs of it and of its tile, so that one read fetches all.
+struct alignas(16) TaskRecord {
+  std::int32_t kind;  // TaskKind
+  std::int32_t rows;  // valid rows of the tile
+  std::int32_t expert;
+  std::int32_t tile;
+  std::int32_t column;
+  std::int32_t minibatch;
+  std::int32_t macrobatch;
+  std::int32_t hidden_place;  // of the tile in the ring of h, in tiles
 };
 
 struct WorkspaceLayout {
@@ -143,7 +150,7 @@ struct WorkspaceLayout {
   Place<float> carried_down;        // [local experts, H, I]
   Place<Bf16> shared_hidden;        // [whole tiles, padded_width(shared_intermediate)] h; backward: w * h = h
   Place<std::uint32_t> task_count;  // [1]
-  Place<TaskWords> tasks;           // [max_forward_tasks] a kernel's list of them
+  Place<TaskRecord> tasks;          // [max_forward_tasks] a kernel's list of them
   Place<Bf16> shared_y;             // [max_tokens, hidden] y (forward), dx (backward)
   Place<Bf16> shared_dgate_up;      // [max_tokens, 2 * shared_intermediate]
   Place<Bf16> shared_recomputed;    // [max_tokens, 2 * shared_intermediate]
@@ -177,7 +184,7 @@ struct WorkspaceLayout {
     carried_gate_up = region.take<float>(carries ? experts * 2 * g.intermediate * g.hidden : 0);
     carried_down = region.take<float>(carries ? experts * g.intermediate * g.hidden : 0);
     task_count = region.take<std::uint32_t>(1);
-    tasks = region.take<TaskWords>(g.max_forward_tasks());
+    tasks = region.take<TaskRecord>(g.max_forward_tasks());
     shared_hidden =
         region.take<Bf16>(round_up(shared_tokens, kTileRows) * Geometry::padded_width(g.shared_intermediate));
     shared_y = region.take<Bf16>(shared_tokens * g.hidden);

@@ -15,7 +15,7 @@ inline constexpr int kAccumulators = 128;  // a thread, of m64n256
 
 /// Descriptor of an operand at a 1024-byte aligned address (PTX ISA, matrix descriptor): address and stride of eight
 /// rows in units of 16 bytes, and the code of the 128-byte swizzle. 16 columns further is 32 bytes more: + 2.
-__device__ inline std::uint64_t operand_descriptor(std::uint32_t shared) {
+__device__ __forceinline__ std::uint64_t operand_descriptor(std::uint32_t shared) {
   constexpr std::uint64_t kStride = std::uint64_t{1024 >> 4} << 32;
   constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
   constexpr std::uint64_t kLeading = std::uint64_t{1} << 16;  // not used with a swizzle
@@ -23,19 +23,19 @@ __device__ inline std::uint64_t operand_descriptor(std::uint32_t shared) {
 }
 
 /// wgmma.fence: registers and shared memory written before may be used by the products that follow.
-__device__ inline void fence_products() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
+__device__ __forceinline__ void fence_products() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
 
 /// wgmma.commit_group: the products since the last commit become a group.
-__device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
+__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
 
 /// wgmma.wait_group: at most kPending of the latest groups are still under way.
 template <int kPending>
-__device__ inline void wait_products() {
+__device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kPending) : "memory");
 }
 
 /// d = a b^T + (keeps ? d : 0): a is [64, 16], b is [256, 16], BF16.
-__device__ inline void multiply_m64n256k16(float (&d)[kAccumulators], std::uint64_t a, std::uint64_t b, int keeps) {
+__device__ __forceinline__ void multiply_m64n256k16(float (&d)[kAccumulators], std::uint64_t a, std::uint64_t b, int keeps) {
   asm volatile(
       "{\n"
       ".reg .pred keeps;\n"

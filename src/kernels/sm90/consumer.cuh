@@ -1,0 +1,143 @@
+// Consumers: two warpgroups, each multiplies 64 rows of a tile by its 256 columns.
+//
+// Waits for: a task in a slot, full stages. Produces: free stages and slots; sums for the epilogue; counts on the
+// minibatch (down: its slot of h has been read) and on the macrobatch (gate-up: its tokens have been read).
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/sm90/block_memory.cuh"
+#include "kernels/sm90/call.cuh"
+#include "kernels/sm90/epilogue.cuh"
+#include "ptx/wgmma.cuh"
+
+namespace moewave::sm90 {
+
+class Consumer {
+ public:
+  __device__ __forceinline__ Consumer(const Call& call, BlockMemory& memory)
+      : call_(call),
+        memory_(memory),
+        epilogue_(call, memory),
+        track_(call.params.trace, 0),
+        thread_(static_cast<int>(threadIdx.x) - kProducerThreads) {
+    const int warpgroup = thread_ / kWarpgroup;
+    a_ = ptx::operand_descriptor(ptx::shared_address(memory.stages[0].a) +
+                                 static_cast<std::uint32_t>(warpgroup * 64 * kOperandRowBytes));
+    b_ = ptx::operand_descriptor(ptx::shared_address(memory.stages[0].b));
+  }
+
+  __device__ __forceinline__ void run() {
+    float sums[ptx::kAccumulators];
+    for (;;) {
+      const std::uint32_t full = ptx::shared_address(&memory_.slot_full[slot_.place]);
+      // The next task waits for something: what it waits for may hang on this epilogue.
+      if (epilogue_.is_pending() && !ptx::try_wait(full, slot_.parity)) epilogue_.flush();
+      wait_phase(full, slot_.parity, limit());
+      const protocol::TaskRecord task = memory_.slot[slot_.place];
+      __syncwarp();
+      if (is_first_lane()) ptx::arrive(ptx::shared_address(&memory_.slot_free[slot_.place]));
+      slot_.advance();
+      if (task.kind == kNoTask) break;
+
+      const std::uint64_t begin = track_.now();
+      char* destination = epilogue_.destination(task);
+      multiply(steps_of(call_.geometry(), task.kind), sums);
+      count_reads(task);
+      epilogue_.take(task, sums, destination);
+      if (thread_ == 0) track_.record(trace_name(task.kind), begin, task.tile, task.minibatch);
+    }
+    if (epilogue_.is_pending()) epilogue_.flush();
+    ptx::wait_bulk_stores_done();
+  }
+
+ private:
+  static constexpr int kStepProducts = kStepDepth / 16;
+  static constexpr std::int32_t kCountStep = kPieces + 3;  // by then the stores of h have arrived
+
+  // A step of 16 columns is 32 bytes further.
+  static constexpr std::uint64_t kProductStep = 32 >> 4;
+  static constexpr std::uint64_t kStageStep = sizeof(Stage) >> 4;
+
+  __device__ __forceinline__ bool is_first_lane() const { return thread_ % kWarp == 0; }
+  __device__ __forceinline__ std::uint64_t limit() const {
+    return 4 * call_.params.pipeline_limit_ns + call_.params.entry_limit_ns;
+  }
+
+  __device__ __forceinline__ void start_step(bool keeps, float (&sums)[ptx::kAccumulators]) {
+    wait_phase(ptx::shared_address(&memory_.full[stage_.place]), stage_.parity, limit());
+    ptx::fence_proxy_async_shared();  // gathered rows were written by ordinary copies
+    const std::uint64_t a = a_ + stage_.place * kStageStep;
+    const std::uint64_t b = b_ + stage_.place * kStageStep;
+    ptx::fence_products();
+#pragma unroll
+    for (int i = 0; i < kStepProducts; ++i) {
+      ptx::multiply_m64n256k16(sums, a + i * kProductStep, b + i * kProductStep, keeps || i > 0 ? 1 : 0);
+    }
+    ptx::commit_products();
+  }
+
+  // The stage before the current one has been read.
+  __device__ __forceinline__ void free_last_stage() {
+    if (is_first_lane()) ptx::arrive(ptx::shared_address(&memory_.empty[(stage_.place + kStages - 1) % kStages]));
+  }
+
+  template <int kStep>
+  __device__ __forceinline__ void first_steps(std::int32_t steps, float (&sums)[ptx::kAccumulators]) {
+    if constexpr (kStep < kPieces) {
+      if (kStep < steps) start_step(kStep > 0, sums);
+      if (epilogue_.is_pending()) epilogue_.piece<kStep>();
+      if (kStep < steps) {
+        if constexpr (kStep > 0) {
+          ptx::wait_products<1>();
+          free_last_stage();
+        }
+        stage_.advance();
+      }
+      first_steps<kStep + 1>(steps, sums);
+    }
+  }
+
+  __device__ __forceinline__ void multiply(std::int32_t steps, float (&sums)[ptx::kAccumulators]) {
+    first_steps<0>(steps, sums);
+    if (epilogue_.is_pending()) epilogue_.end_pieces();
+    for (std::int32_t step = kPieces; step < steps; ++step) {
+      start_step(true, sums);
+      if (step == kCountStep) epilogue_.count_hidden();
+      ptx::wait_products<1>();
+      free_last_stage();
+      stage_.advance();
+    }
+    ptx::wait_products<0>();
+    free_last_stage();
+    epilogue_.count_hidden();
+  }
+
+  // All of A has arrived in shared memory.
+  __device__ __forceinline__ void count_reads(const protocol::TaskRecord& task) const {
+    if (thread_ != 0 || is_shared(task.kind)) return;
+    const protocol::Counters& counters = call_.params.layout.counters;
+    if (!is_gate_up(task.kind)) {
+      ptx::add_release_gpu(call_.counter(counters.minibatch_done + task.minibatch), 1);
+    } else if (call_.geometry().segments > 1) {
+      ptx::add_release_gpu(call_.counter(counters.token_reads + task.macrobatch), 1);
+    }
+  }
+
+  __device__ __forceinline__ static TraceName trace_name(std::int32_t kind) {
+    if (is_shared(kind)) return is_gate_up(kind) ? TraceName::kSharedGateUp : TraceName::kSharedDown;
+    return is_gate_up(kind) ? TraceName::kGateUp : TraceName::kDown;
+  }
+
+  const Call& call_;
+  BlockMemory& memory_;
+  Epilogue epilogue_;
+  Track track_;
+  int thread_;
+  std::uint64_t a_;
+  std::uint64_t b_;
+  Cursor<kStages> stage_;
+  Cursor<2> slot_;
+};
+
+}  // namespace moewave::sm90

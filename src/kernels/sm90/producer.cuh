@@ -1,0 +1,243 @@
+// Producer: one warpgroup that takes tasks by a ticket, waits for what they need and fills the stages.
+//
+// Waits for: the pulls, h of a tile, or a free slot of h (see wait_for_inputs); a free stage. Produces: a task in a
+// slot, then stages of A [128, 64] and B [256, 64]. Consumers: the two consumer warpgroups.
+//
+// A of gate-up is gathered: each row of 128 bytes by eight threads, 16 bytes each, from the token ring or from the
+// caller's x, swizzled by hand. A of down lies in the ring of h as the tensor cores read it. B comes by tensor maps.
+//
+// The next ticket, its task and its rows are fetched during the steps of the current task.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/sm90/block_memory.cuh"
+#include "kernels/sm90/call.cuh"
+#include "protocol/tasks.h"
+#include "ptx/copies.cuh"
+
+namespace moewave::sm90 {
+
+__device__ __forceinline__ bool is_gate_up(std::int32_t kind) {
+  return kind == static_cast<std::int32_t>(protocol::TaskKind::kGateUp) ||
+         kind == static_cast<std::int32_t>(protocol::TaskKind::kSharedGateUp);
+}
+__device__ __forceinline__ bool is_shared(std::int32_t kind) {
+  return kind == static_cast<std::int32_t>(protocol::TaskKind::kSharedGateUp) ||
+         kind == static_cast<std::int32_t>(protocol::TaskKind::kSharedDown);
+}
+
+/// Steps of 64 in which a task's product is summed.
+__device__ __forceinline__ std::int32_t steps_of(const protocol::Geometry& geometry, std::int32_t kind) {
+  const std::int64_t depth = is_gate_up(kind)  ? geometry.hidden
+                             : is_shared(kind) ? geometry.shared_intermediate
+                                               : geometry.intermediate;
+  return static_cast<std::int32_t>(protocol::ceil_div(depth, kStepDepth));
+}
+
+/// Where tile `place` of a ring of h begins. h lies as the tensor cores read it: a tile is one block of 128 rows by 64
+/// columns (16 KB, 128-byte swizzle) after another.
+__device__ __forceinline__ Bf16* hidden_tile(const Call& call, bool shared, std::int32_t place) {
+  const protocol::WorkspaceLayout& w = call.params.layout.workspace;
+  const std::int64_t width = protocol::Geometry::padded_width(shared ? call.geometry().shared_intermediate
+                                                                     : call.geometry().intermediate);
+  return call.workspace(shared ? w.shared_hidden : w.hidden_ring) + place * (protocol::kTileRows * width);
+}
+
+/// Counts on h of a tile: each consumer warp counts each column block.
+__device__ __forceinline__ std::uint32_t* hidden_counter(const Call& call, bool shared, std::int32_t tile) {
+  const protocol::Counters& counters = call.params.layout.counters;
+  return call.counter((shared ? counters.shared_hidden : counters.hidden_done) + tile);
+}
+
+class Producer {
+ public:
+  __device__ __forceinline__ Producer(const Call& call, BlockMemory& memory)
+      : call_(call), memory_(memory), track_(call.params.trace, 1), thread_(static_cast<int>(threadIdx.x)) {}
+
+  __device__ __forceinline__ void run() {
+    if (thread_ == 0) {
+      take_ticket();
+      look_up_task();
+    }
+    sync();
+    const Bf16* next_row = find_row();
+    for (;;) {
+      sync();  // all threads are done with the rows and the flag of the last task
+      const protocol::TaskRecord task = memory_.next;
+      memory_.row[thread_] = next_row;
+      if (thread_ == 0) memory_.go = wait_for_inputs(task) ? 1 : 0;
+      sync();
+      const bool go = memory_.go != 0;
+      if (thread_ == 0) publish(task, go);
+      slot_.advance();
+      if (!go) return;
+      const std::int32_t steps = steps_of(call_.geometry(), task.kind);
+      const bool gathers = is_gate_up(task.kind);
+      for (std::int32_t step = 0; step < steps; ++step) {
+        wait_phase(ptx::shared_address(&memory_.empty[stage_.place]), stage_.parity ^ 1u, limit());
+        const std::uint32_t full = ptx::shared_address(&memory_.full[stage_.place]);
+        if (thread_ == 0) load_operands(task, gathers, step, full);
+        if (gathers) gather(step);
+        ptx::arrive_after_async_copies(full);
+        stage_.advance();
+        prefetch(step, next_row);
+      }
+      for (std::int32_t step = steps; step <= kLastPrefetchStep; ++step) prefetch(step, next_row);
+    }
+  }
+
+ private:
+  static constexpr std::int32_t kTicketStep = 1;
+  static constexpr std::int32_t kTaskStep = 3;
+  static constexpr std::int32_t kLastPrefetchStep = 5;
+  static constexpr int kRowsApart = kProducerThreads / 8;
+  static constexpr int kRowsOfThread = protocol::kTileRows / kRowsApart;
+
+  __device__ __forceinline__ static void sync() { ptx::sync_threads(kProducerBarrier, kProducerThreads); }
+  __device__ __forceinline__ std::uint64_t limit() const { return 2 * call_.params.pipeline_limit_ns; }
+
+  // ---- The next task
+
+  __device__ __forceinline__ void take_ticket() {
+    memory_.ticket = ptx::fetch_add_relaxed_gpu(call_.counter(call_.params.layout.counters.ticket), 1);
+  }
+  __device__ __forceinline__ void look_up_task() {
+    const protocol::WorkspaceLayout& w = call_.params.layout.workspace;
+    if (memory_.ticket < *call_.workspace(w.task_count)) {
+      memory_.next = call_.workspace(w.tasks)[memory_.ticket];
+    } else {
+      memory_.next.kind = kNoTask;
+    }
+  }
+
+  // The row of A that this thread looks up for the others.
+  __device__ __forceinline__ const Bf16* find_row() const {
+    const protocol::TaskRecord& task = memory_.next;
+    if (task.kind == kNoTask || !is_gate_up(task.kind) || thread_ >= task.rows) return nullptr;
+    const std::int64_t row = std::int64_t{task.tile} * protocol::kTileRows + thread_;
+    const std::int64_t source = is_shared(task.kind) ? -1 - row : call_.schedule().row_source[row];
+    const std::int64_t hidden = call_.geometry().hidden;
+    if (source < 0) return call_.params.x + (-1 - source) * hidden;
+    return call_.workspace(call_.params.layout.workspace.ring_x) + source * hidden;
+  }
+
+  __device__ __forceinline__ void prefetch(std::int32_t step, const Bf16*& next_row) {
+    if (step == kTicketStep && thread_ == 0) take_ticket();
+    if (step == kTaskStep && thread_ == 0) look_up_task();
+    if (step == kLastPrefetchStep) {
+      sync();
+      next_row = find_row();
+    }
+  }
+
+  // ---- What a task needs (thread 0)
+
+  __device__ __forceinline__ bool wait_for(std::int64_t counter, std::int64_t wanted, Awaited what,
+                                           std::int32_t number) const {
+    return call_.wait<Scope::kGpu>(call_.counter(counter), static_cast<std::uint32_t>(wanted),
+                                   {Role::kProducer, what, static_cast<std::uint32_t>(number)},
+                                   call_.params.pipeline_limit_ns);
+  }
+
+  // Tokens of all minibatches up to q, and the down tasks of all up to q - kHiddenSlots, whose h is written over.
+  __device__ __forceinline__ bool wait_for_gate_up_inputs(std::int32_t minibatch) {
+    const protocol::Minibatch* minibatches = call_.schedule().minibatches;
+    const protocol::Counters& counters = call_.params.layout.counters;
+    for (; pulled_ <= minibatch; ++pulled_) {
+      const std::int32_t pulls = minibatches[pulled_ + 1].pull_begin - minibatches[pulled_].pull_begin;
+      if (pulls != 0 && !wait_for(counters.pulled + pulled_, pulls, Awaited::kPulls, pulled_)) return false;
+    }
+    for (; reusable_ <= minibatch - protocol::kHiddenSlots; ++reusable_) {
+      const std::int32_t tiles = minibatches[reusable_ + 1].tile_begin - minibatches[reusable_].tile_begin;
+      const std::int64_t tasks = std::int64_t{tiles} * call_.geometry().down_blocks();
+      if (!wait_for(counters.minibatch_done + reusable_, tasks, Awaited::kHiddenSlot, reusable_)) return false;
+    }
+    return true;
+  }
+
+  __device__ __forceinline__ bool wait_for_hidden(const protocol::TaskRecord& task) const {
+    const bool shared = is_shared(task.kind);
+    const std::int64_t width = shared ? call_.geometry().shared_intermediate : call_.geometry().intermediate;
+    const std::uint32_t wanted = static_cast<std::uint32_t>(
+        kConsumerWarps * protocol::Geometry::blocks(width, protocol::kGateUpColumns));
+    const bool came =
+        call_.wait<Scope::kGpu>(hidden_counter(call_, shared, task.tile), wanted,
+                                {Role::kProducer, shared ? Awaited::kSharedHidden : Awaited::kHidden,
+                                 static_cast<std::uint32_t>(task.tile)},
+                                call_.params.pipeline_limit_ns);
+    ptx::fence_proxy_async();  // h was written, and will be read, by bulk copies
+    return came;
+  }
+
+  __device__ __forceinline__ bool wait_for_inputs(const protocol::TaskRecord& task) {
+    if (task.kind == kNoTask) return false;
+    call_.jitter(0x40000000u + static_cast<std::uint32_t>(task.tile * 64 + task.column));
+    const std::uint64_t begin = track_.now();
+    bool came = true;
+    if (!is_gate_up(task.kind)) {
+      came = wait_for_hidden(task);
+    } else if (!is_shared(task.kind)) {
+      came = wait_for_gate_up_inputs(task.minibatch);
+    }
+    track_.record(TraceName::kWait, begin, task.tile, task.minibatch);
+    return came;
+  }
+
+  __device__ __forceinline__ void publish(const protocol::TaskRecord& task, bool go) {
+    wait_phase(ptx::shared_address(&memory_.slot_free[slot_.place]), slot_.parity ^ 1u, limit());
+    memory_.slot[slot_.place] = task;
+    if (!go) memory_.slot[slot_.place].kind = kNoTask;
+    ptx::arrive(ptx::shared_address(&memory_.slot_full[slot_.place]));
+  }
+
+  // ---- Stages
+
+  // Thread 0: B of one step, and A where it is not gathered.
+  __device__ __forceinline__ void load_operands(const protocol::TaskRecord& task, bool gathers, std::int32_t step,
+                                                std::uint32_t full) const {
+    const bool shared = is_shared(task.kind);
+    const ExpertMaps& maps = shared ? call_.params.shared : call_.params.routed;
+    const std::uint32_t b = ptx::shared_address(memory_.stages[stage_.place].b);
+    const int depth = step * kStepDepth;
+    if (gathers) {
+      ptx::arrive_expecting(full, kBBytes);
+      const int row = task.column * protocol::kGateUpColumns;
+      ptx::tensor_load(b, &maps.gate, full, depth, row, task.expert);
+      ptx::tensor_load(b + kBBytes / 2, &maps.up, full, depth, row, task.expert);
+    } else {
+      ptx::arrive_expecting(full, kABytes + kBBytes);
+      const Bf16* a = hidden_tile(call_, shared, task.hidden_place) + std::int64_t{step} * (kABytes / 2);
+      ptx::bulk_load(ptx::shared_address(memory_.stages[stage_.place].a), a, kABytes, full);
+      ptx::tensor_load(b, &maps.down, full, depth, task.column * protocol::kDownColumns, task.expert);
+    }
+  }
+
+  // This thread's piece of eight rows; what lies outside is zero.
+  __device__ __forceinline__ void gather(std::int32_t step) const {
+    const int piece = thread_ % 8;
+    const int first_row = thread_ / 8;
+    const std::int64_t column = std::int64_t{step} * kStepDepth + piece * 8;
+    const bool inside = column < call_.geometry().hidden;
+    const std::uint32_t to = ptx::shared_address(memory_.stages[stage_.place].a) +
+                             static_cast<std::uint32_t>(first_row * kOperandRowBytes + (piece ^ (first_row % 8)) * 16);
+#pragma unroll
+    for (int i = 0; i < kRowsOfThread; ++i) {
+      const Bf16* row = memory_.row[first_row + i * kRowsApart];
+      const bool exists = inside && row != nullptr;
+      const Bf16* from = exists ? row + column : reinterpret_cast<const Bf16*>(call_.params.workspace);
+      ptx::copy_16_or_zero(to + static_cast<std::uint32_t>(i * kRowsApart * kOperandRowBytes), from, exists ? 16 : 0);
+    }
+  }
+
+  const Call& call_;
+  BlockMemory& memory_;
+  Track track_;
+  int thread_;
+  Cursor<kStages> stage_;
+  Cursor<2> slot_;
+  std::int32_t pulled_ = 0;    // minibatches whose pulls are known to be done
+  std::int32_t reusable_ = 0;  // minibatches whose down tasks are
+};
+
+}  // namespace moewave::sm90
