@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "cpu/sm.h"
+#include "layer/call_report.h"
 #include "moewave/host_layer.h"
 #include "plan/planner.h"
 
@@ -288,14 +289,7 @@ std::vector<RankCall> EmulatedLayer::Impl::describe(const EmulatedCall& call, Sh
     result.push_back(r);
     first_token += r.tokens;
   }
-  if (call.report != nullptr) {
-    const std::size_t pairs = static_cast<std::size_t>(ranks_) * static_cast<std::size_t>(ranks_);
-    *call.report = {call.backward,
-                    {},
-                    std::vector<std::int64_t>(pairs),
-                    std::vector<std::int64_t>(pairs),
-                    std::vector<std::int64_t>(static_cast<std::size_t>(shape_.experts))};
-  }
+  if (call.report != nullptr) *call.report = empty_call_report(layout_.geometry, call.backward);
   return result;
 }
 

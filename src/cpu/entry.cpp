@@ -5,6 +5,8 @@
 #include <cstring>
 
 #include "cpu/sm.h"
+#include "layer/configuration_hash.h"
+#include "layer/scratch_places.h"
 
 namespace moewave::cpu {
 namespace {
@@ -28,62 +30,16 @@ void stage(const Sm& sm, const T* from, T* to, std::int64_t count) {
   if (part.begin < part.end) std::copy(from + part.begin, from + part.end, to + part.begin);
 }
 
-// 0xff bytes: NaN as BF16 and FP32, absurd as an index. Everything that a call must write before it is read.
-template <typename T>
-void poison(const Sm& sm, void* base, const Place<T>& place) {
-  const Part part = part_of(sm, place.bytes());
-  std::memset(reinterpret_cast<char*>(place.at(base)) + part.begin, 0xff,
-              static_cast<std::size_t>(part.end - part.begin));
-}
-
+// Every SM poisons its part of everything that a call must write before it is read.
 void poison_scratch(const Sm& sm) {
-  void* workspace = sm.memory.workspace.get();
-  const protocol::WorkspaceLayout& w = sm.layout.workspace;
-  poison(sm, workspace, w.local_expert);
-  poison(sm, workspace, w.block_rows);
-  poison(sm, workspace, w.block_pulls);
-  poison(sm, workspace, w.block_load);
-  poison(sm, workspace, w.group_rows);
-  poison(sm, workspace, w.group_pulls);
-  poison(sm, workspace, w.group_tile);
-  poison(sm, workspace, w.group_pull);
-  poison(sm, workspace, w.last_group);
-  poison(sm, workspace, w.ring_x);
-  poison(sm, workspace, w.ring_dout);
-  poison(sm, workspace, w.hidden_ring);
-  poison(sm, workspace, w.dgate_up);
-  poison(sm, workspace, w.weighted_hidden);
-  poison(sm, workspace, w.recomputed);
-  poison(sm, workspace, w.carried_gate_up);
-  poison(sm, workspace, w.carried_down);
-  poison(sm, workspace, w.shared_hidden);
-  poison(sm, workspace, w.shared_y);
-  poison(sm, workspace, w.shared_dgate_up);
-  poison(sm, workspace, w.shared_recomputed);
-  // Staged inputs and slots of the previous call: no peer touches them before this rank raises its flags.
-  void* shared = sm.memory.shared.get();
-  const protocol::SharedLayout& s = sm.layout.shared;
-  poison(sm, shared, s.ids);
-  poison(sm, shared, s.weights);
-  poison(sm, shared, s.x);
-  poison(sm, shared, s.dout);
-  poison(sm, shared, s.slots);
-  poison(sm, shared, s.router_partials);
-  if (!sm.call->backward) {
-    char* context = static_cast<char*>(sm.call->context);
-    const Part part = part_of(sm, sm.layout.context.bytes);
-    std::memset(context + part.begin, 0xff, static_cast<std::size_t>(part.end - part.begin));
-  }
-}
-
-std::uint64_t configuration_hash(const Sm& sm) {
-  const protocol::Geometry& g = sm.layout.geometry;
-  const std::int64_t values[] = {
-      g.ranks,      g.experts,         g.topk,     g.hidden,         g.intermediate, g.shared_intermediate,
-      g.max_tokens, g.minibatch_tiles, g.segments, g.segment_tokens, g.segment_rows, g.saved_rows};
-  std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a over the values
-  for (const std::int64_t value : values) hash = (hash ^ static_cast<std::uint64_t>(value)) * 0x100000001b3u;
-  return hash;
+  const auto poison = [&](void* base, const auto& place) {
+    const Part part = part_of(sm, place.bytes());
+    std::memset(reinterpret_cast<char*>(place.at(base)) + part.begin, kPoisonByte,
+                static_cast<std::size_t>(part.end - part.begin));
+  };
+  for_each_scratch_place(sm.layout.workspace, sm.memory.workspace.get(), poison);
+  for_each_scratch_place(sm.layout.shared, sm.memory.shared.get(), poison);
+  if (!sm.call->backward) poison(sm.call->context, Place<char>{0, sm.layout.context.bytes});
 }
 
 void announce(Sm& sm) {
@@ -94,7 +50,7 @@ void announce(Sm& sm) {
   header.refused = sm.call->tokens > sm.layout.geometry.max_tokens ? 1 : 0;
   header.tokens = sm.call->tokens;
   header.topk = sm.shape.topk;
-  header.configuration = configuration_hash(sm);
+  header.configuration = configuration_hash(sm.layout.geometry);
   for (int peer = 0; peer < sm.peers.size; ++peer) {
     EntryHeader* headers = sm.shared_of(peer, sm.layout.shared.headers) + (sm.epoch & 1u) * sm.peers.size;
     headers[sm.rank()] = header;

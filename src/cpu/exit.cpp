@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "cpu/sm.h"
+#include "layer/call_report.h"
 
 namespace moewave::cpu {
 namespace {
@@ -49,45 +50,6 @@ void merge_gradient(const Sm& sm, std::int64_t token, std::vector<float>& sums) 
     }
     sm.call->grad_weights[route] = router_gradient;
   }
-}
-
-void count_rows(const Sm& sm, RankStats& stats, CallReport* report) {
-  const protocol::Schedule& schedule = sm.schedule;
-  const std::int64_t row_bytes = sm.shape.hidden * 2 * (sm.call->backward ? 2 : 1);  // backward pulls x and dout
-  const std::int64_t push_bytes = sm.shape.hidden * 2;
-  const std::int32_t first = protocol::first_expert(sm.layout.geometry.experts, sm.peers.size, sm.rank());
-  const std::size_t matrix_row = static_cast<std::size_t>(sm.rank()) * static_cast<std::size_t>(sm.peers.size);
-  for (std::int32_t tile = 0; tile < schedule.totals->tiles; ++tile) {
-    const protocol::Tile& info = schedule.tiles[tile];
-    if (report != nullptr) report->expert_rows[static_cast<std::size_t>(first + info.expert)] += info.rows;
-    for (int i = 0; i < info.rows; ++i) {
-      const int owner = schedule.row_route[std::int64_t{tile} * protocol::kTileRows + i].rank;
-      if (owner == sm.rank()) continue;
-      stats.per_route_bytes += row_bytes;
-      stats.pushed_bytes += push_bytes;
-      if (report != nullptr) report->pushed_bytes[matrix_row + static_cast<std::size_t>(owner)] += push_bytes;
-    }
-  }
-  for (std::int32_t pull = 0; pull < schedule.totals->pulls; ++pull) {
-    stats.pulled_bytes += row_bytes;
-    if (report == nullptr) continue;
-    report->pulled_bytes[matrix_row + static_cast<std::size_t>(schedule.pull_source[pull].rank)] += row_bytes;
-  }
-}
-
-void write_stats(const Sm& sm) {
-  RankStats& stats = *sm.call->stats;
-  const protocol::ScheduleTotals& totals = *sm.schedule.totals;
-  stats.tokens = sm.call->tokens;
-  for (std::int64_t route = 0; route < stats.tokens * sm.shape.topk; ++route) {
-    stats.routes += is_route(sm, sm.own_shared(sm.layout.shared.ids)[route]) ? 1 : 0;
-  }
-  stats.rows = totals.rows;
-  stats.padded_rows = std::int64_t{totals.tiles} * protocol::kTileRows;
-  stats.pulled_tokens = totals.pulls;
-  stats.macrobatches = totals.macrobatches;
-  stats.minibatches = totals.minibatches;
-  count_rows(sm, stats, sm.call->report);
 }
 
 }  // namespace
@@ -145,7 +107,9 @@ void finish(Sm& sm) {
   sm.barrier("finish barrier");
   if (sm.index != 0) return;
   *sm.own_workspace(sm.layout.workspace.epoch) = sm.epoch;
-  write_stats(sm);
+  *sm.call->stats = describe_rank({sm.layout.geometry, sm.rank(), sm.call->backward, sm.call->tokens,
+                                   sm.own_shared(sm.layout.shared.ids), sm.schedule},
+                                  sm.call->report);
   if (!sm.call->backward && sm.schedule.totals->bad_route != protocol::kNoBadRoute) {
     const std::lock_guard lock(sm.run.mutex);
     std::int64_t& bad = sm.run.bad_routes[static_cast<std::size_t>(sm.call_number)];
