@@ -22,6 +22,7 @@
 #include <cstdint>
 
 #include "protocol/atomics.h"
+#include "protocol/division.h"
 #include "protocol/geometry.h"
 #include "protocol/lanes.h"
 #include "protocol/token_order.h"
@@ -375,7 +376,8 @@ MOEWAVE_HD void assign_groups(const ScheduleTask& task) {
     }
     const std::int32_t macrobatch_tiles = static_cast<std::int32_t>(tiles) - macrobatch.tile_begin;
     const std::int32_t count = static_cast<std::int32_t>(
-        max64(geometry.min_minibatches(), ceil_div(macrobatch_tiles, geometry.minibatch_tiles)));
+        max64(geometry.min_minibatches(),
+              quotient(macrobatch_tiles + geometry.minibatch_tiles - 1, geometry.minibatch_tiles)));
     for (std::int32_t i = Lanes::id(); i < count; i += Lanes::width()) {
       const std::int64_t begin = min64(macrobatch_tiles, std::int64_t{i} * geometry.minibatch_tiles);
       schedule.minibatches[minibatches + i] = {macrobatch.tile_begin + static_cast<std::int32_t>(begin), 0, 0, m};

@@ -23,6 +23,7 @@
 
 #include <cstdint>
 
+#include "protocol/division.h"
 #include "protocol/schedule.h"
 
 namespace moewave::protocol {
@@ -76,18 +77,19 @@ struct Interleaved {
 /// share weights and tokens in the L2; shorter runs load the link more evenly.
 MOEWAVE_HD inline Interleaved interleave(std::int64_t index, std::int64_t first, std::int64_t second,
                                          std::int64_t run = 1) {
-  const std::int64_t first_runs = first / run;
-  const std::int64_t all_runs = first_runs + second / run;
+  const std::int64_t first_runs = quotient(first, run);
+  const std::int64_t all_runs = first_runs + quotient(second, run);
   if (index >= all_runs * run) {
     const std::int64_t rest = index - all_runs * run;
     const std::int64_t firsts = first - first_runs * run;
     if (rest < firsts) return {true, first_runs * run + rest};
     return {false, index - first};
   }
-  const std::int64_t place = index / run;
-  const std::int64_t firsts_before = place * first_runs / all_runs;
-  if ((place + 1) * first_runs / all_runs > firsts_before) return {true, firsts_before * run + index % run};
-  return {false, (place - firsts_before) * run + index % run};
+  const std::int64_t place = quotient(index, run);
+  const std::int64_t in_run = index - place * run;
+  const std::int64_t firsts_before = quotient(place * first_runs, all_runs);
+  if (quotient((place + 1) * first_runs, all_runs) > firsts_before) return {true, firsts_before * run + in_run};
+  return {false, (place - firsts_before) * run + in_run};
 }
 
 /// The tasks of one direction. Built from a finished schedule, or from geometry and tokens alone when the rank has no
@@ -206,8 +208,8 @@ class TaskOrder {
     pick = interleave(pick.index, dx, wgrad);
     if (pick.is_first) return minibatch_task(TaskKind::kDx, step - 2, pick.index, geometry_.dx_blocks());
     const std::int64_t blocks = geometry_.wgrad_blocks();
-    return {TaskKind::kWgrad, step - 2, -1, static_cast<std::int32_t>(pick.index % blocks),
-            static_cast<std::int32_t>(groups_before(step - 2) + pick.index / blocks)};
+    return {TaskKind::kWgrad, step - 2, -1, static_cast<std::int32_t>(remainder(pick.index, blocks)),
+            static_cast<std::int32_t>(groups_before(step - 2) + quotient(pick.index, blocks))};
   }
 
   // The shared expert's tasks, kind after kind.

@@ -105,6 +105,10 @@ __device__ __forceinline__ std::uint32_t sm_id() {
 /// nanosleep: about that long.
 __device__ __forceinline__ void sleep_ns(std::uint32_t ns) { asm volatile("nanosleep.u32 %0;" : : "r"(ns)); }
 
+/// Ends the launch with an error, by a store to an address that does not exist. Not `trap`, which keeps ptxas from giving
+/// warpgroups registers of their own.
+__device__ __forceinline__ void fault() { asm volatile("st.global.u32 [%0], 0;" : : "l"(0ull) : "memory"); }
+
 /// exit: this thread ends here.
 __device__ __forceinline__ void exit_thread() { asm volatile("exit;"); }
 

@@ -34,6 +34,10 @@ inline constexpr int kABytes = protocol::kTileRows * kOperandRowBytes;
 inline constexpr int kBBytes = protocol::kDownColumns * kOperandRowBytes;
 static_assert(protocol::kDownColumns == 2 * protocol::kGateUpColumns);
 
+// Tasks between producer and consumers: one whose stages are being filled, one that is being multiplied, one whose
+// results are on their way.
+inline constexpr int kSlots = 3;
+
 // A warp's results on their way out: 8 rows of 512 bytes with room against bank conflicts, or 16 rows of two times 128
 // bytes of h.
 inline constexpr int kStagingRows = 8;
@@ -58,16 +62,21 @@ struct BlockMemory {
   };
   std::uint8_t staging[kConsumerWarps][kStagingBytes];
   const Bf16* row[protocol::kTileRows];  // the rows that the producer gathers, null: zeros
-  protocol::TaskRecord slot[2];          // what the consumers are to do next
+  protocol::TaskRecord slot[kSlots];     // what the consumers are to do next
   protocol::TaskRecord next;             // the producer's next task
   ptx::Mbarrier full[kStages];
   ptx::Mbarrier empty[kStages];
-  ptx::Mbarrier slot_full[2];
-  ptx::Mbarrier slot_free[2];
+  ptx::Mbarrier slot_full[kSlots];
+  ptx::Mbarrier slot_free[kSlots];
   ptx::Mbarrier pulled[kWarps];
   std::uint32_t ticket;
   std::uint32_t go;
   std::uint32_t all_left;
+  // What the producer's first thread knows; here because its registers are few.
+  std::int32_t minibatches_pulled;  // the first minibatch whose pulls are not known to be done
+  std::int32_t minibatches_done;    // the first one whose down tasks are not known to be done
+  std::uint64_t wait_begin_ns;      // for the timeline
+  std::uint64_t task_begin_ns;      // of the consumers' task, likewise
 };
 static_assert(sizeof(BlockMemory) <= 232448, "a block has 227 KB");
 
@@ -77,7 +86,7 @@ __device__ __forceinline__ void init_barriers(BlockMemory& memory) {
       ptx::init_mbarrier(ptx::shared_address(&memory.full[i]), kProducerThreads + 1);
       ptx::init_mbarrier(ptx::shared_address(&memory.empty[i]), kConsumerWarps);
     }
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kSlots; ++i) {
       ptx::init_mbarrier(ptx::shared_address(&memory.slot_full[i]), 1);
       ptx::init_mbarrier(ptx::shared_address(&memory.slot_free[i]), kConsumerWarps);
     }
@@ -93,7 +102,7 @@ __device__ __forceinline__ void wait_phase(std::uint32_t barrier, std::uint32_t 
   if (ptx::try_wait(barrier, parity)) return;
   const std::uint64_t begin = ptx::global_time_ns();
   while (!ptx::try_wait(barrier, parity)) {
-    if (ptx::global_time_ns() - begin > limit_ns) __trap();
+    if (ptx::global_time_ns() - begin > limit_ns) ptx::fault();
   }
 }
 

@@ -16,16 +16,7 @@ namespace moewave::sm90 {
 class Consumer {
  public:
   __device__ __forceinline__ Consumer(const Call& call, BlockMemory& memory)
-      : call_(call),
-        memory_(memory),
-        epilogue_(call, memory),
-        track_(call.params.trace, 0),
-        thread_(static_cast<int>(threadIdx.x) - kProducerThreads) {
-    const int warpgroup = thread_ / kWarpgroup;
-    a_ = ptx::operand_descriptor(ptx::shared_address(memory.stages[0].a) +
-                                 static_cast<std::uint32_t>(warpgroup * 64 * kOperandRowBytes));
-    b_ = ptx::operand_descriptor(ptx::shared_address(memory.stages[0].b));
-  }
+      : call_(call), memory_(memory), epilogue_(call, memory) {}
 
   __device__ __forceinline__ void run() {
     float sums[ptx::kAccumulators];
@@ -34,18 +25,15 @@ class Consumer {
       // The next task waits for something: what it waits for may hang on this epilogue.
       if (epilogue_.is_pending() && !ptx::try_wait(full, slot_.parity)) epilogue_.flush();
       wait_phase(full, slot_.parity, limit());
-      const protocol::TaskRecord task = memory_.slot[slot_.place];
-      __syncwarp();
-      if (is_first_lane()) ptx::arrive(ptx::shared_address(&memory_.slot_free[slot_.place]));
-      slot_.advance();
+      const protocol::TaskRecord& task = memory_.slot[slot_.place];
       if (task.kind == kNoTask) break;
-
-      const std::uint64_t begin = track_.now();
-      char* destination = epilogue_.destination(task);
+      const Track track(call_.params.trace, 0);
+      if (is_leader()) memory_.task_begin_ns = track.now();
       multiply(steps_of(call_.geometry(), task.kind), sums);
       count_reads(task);
-      epilogue_.take(task, sums, destination);
-      if (thread_ == 0) track_.record(trace_name(task.kind), begin, task.tile, task.minibatch);
+      epilogue_.take(slot_.place, sums);
+      if (is_leader()) track.record(trace_name(task.kind), memory_.task_begin_ns, task.tile, task.minibatch);
+      slot_.advance();
     }
     if (epilogue_.is_pending()) epilogue_.flush();
     ptx::wait_bulk_stores_done();
@@ -55,11 +43,8 @@ class Consumer {
   static constexpr int kStepProducts = kStepDepth / 16;
   static constexpr std::int32_t kCountStep = kPieces + 3;  // by then the stores of h have arrived
 
-  // A step of 16 columns is 32 bytes further.
-  static constexpr std::uint64_t kProductStep = 32 >> 4;
-  static constexpr std::uint64_t kStageStep = sizeof(Stage) >> 4;
-
-  __device__ __forceinline__ bool is_first_lane() const { return thread_ % kWarp == 0; }
+  __device__ __forceinline__ static bool is_leader() { return threadIdx.x == kProducerThreads; }
+  __device__ __forceinline__ static bool is_first_lane() { return threadIdx.x % kWarp == 0; }
   __device__ __forceinline__ std::uint64_t limit() const {
     return 4 * call_.params.pipeline_limit_ns + call_.params.entry_limit_ns;
   }
@@ -67,12 +52,16 @@ class Consumer {
   __device__ __forceinline__ void start_step(bool keeps, float (&sums)[ptx::kAccumulators]) {
     wait_phase(ptx::shared_address(&memory_.full[stage_.place]), stage_.parity, limit());
     ptx::fence_proxy_async_shared();  // gathered rows were written by ordinary copies
-    const std::uint64_t a = a_ + stage_.place * kStageStep;
-    const std::uint64_t b = b_ + stage_.place * kStageStep;
+    const Stage& stage = memory_.stages[stage_.place];
+    const std::uint32_t warpgroup = threadIdx.x / kWarpgroup - kProducerThreads / kWarpgroup;
+    const std::uint64_t a =
+        ptx::operand_descriptor(ptx::shared_address(stage.a) + warpgroup * (64 * kOperandRowBytes));
+    const std::uint64_t b = ptx::operand_descriptor(ptx::shared_address(stage.b));
     ptx::fence_products();
 #pragma unroll
     for (int i = 0; i < kStepProducts; ++i) {
-      ptx::multiply_m64n256k16(sums, a + i * kProductStep, b + i * kProductStep, keeps || i > 0 ? 1 : 0);
+      constexpr std::uint64_t kStep = 32 >> 4;  // 16 columns are 32 bytes
+      ptx::multiply_m64n256k16(sums, a + i * kStep, b + i * kStep, keeps || i > 0 ? 1 : 0);
     }
     ptx::commit_products();
   }
@@ -101,6 +90,7 @@ class Consumer {
   __device__ __forceinline__ void multiply(std::int32_t steps, float (&sums)[ptx::kAccumulators]) {
     first_steps<0>(steps, sums);
     if (epilogue_.is_pending()) epilogue_.end_pieces();
+    epilogue_.find_destination(slot_.place);
     for (std::int32_t step = kPieces; step < steps; ++step) {
       start_step(true, sums);
       if (step == kCountStep) epilogue_.count_hidden();
@@ -115,7 +105,7 @@ class Consumer {
 
   // All of A has arrived in shared memory.
   __device__ __forceinline__ void count_reads(const protocol::TaskRecord& task) const {
-    if (thread_ != 0 || is_shared(task.kind)) return;
+    if (!is_leader() || is_shared(task.kind)) return;
     const protocol::Counters& counters = call_.params.layout.counters;
     if (!is_gate_up(task.kind)) {
       ptx::add_release_gpu(call_.counter(counters.minibatch_done + task.minibatch), 1);
@@ -132,12 +122,8 @@ class Consumer {
   const Call& call_;
   BlockMemory& memory_;
   Epilogue epilogue_;
-  Track track_;
-  int thread_;
-  std::uint64_t a_;
-  std::uint64_t b_;
   Cursor<kStages> stage_;
-  Cursor<2> slot_;
+  Cursor<kSlots> slot_;
 };
 
 }  // namespace moewave::sm90

@@ -37,11 +37,11 @@ class RowMover {
       : call_(call),
         row_bytes_(static_cast<std::uint32_t>(call.geometry().hidden * 2)),
         piece_bytes_(row_bytes_ < kDispatchBytes ? row_bytes_ : kDispatchBytes),
-        rows_(static_cast<int>(protocol::min64(kWarp, kDispatchBytes / piece_bytes_))),
         lane_(static_cast<int>(threadIdx.x) % kWarp) {
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
     buffer_ = ptx::shared_address(memory.dispatch[warp]) + static_cast<std::uint32_t>(lane_) * piece_bytes_;
     barrier_ = ptx::shared_address(&memory.pulled[warp]);
+    while (rows_ < kWarp && (rows_ + 1) * piece_bytes_ <= kDispatchBytes) ++rows_;
   }
 
   __device__ __forceinline__ int rows() const { return rows_; }
@@ -88,7 +88,7 @@ class RowMover {
   const Call& call_;
   std::uint32_t row_bytes_;
   std::uint32_t piece_bytes_;
-  int rows_;
+  int rows_ = 1;  // that the buffer holds, at most one a lane
   int lane_;
   std::uint32_t buffer_;
   std::uint32_t barrier_;

@@ -47,6 +47,7 @@ class GridRounds {
 template <typename Function>
 __device__ __forceinline__ void for_each_item(std::int64_t count, Function&& function) {
   const std::int64_t stride = std::int64_t{gridDim.x} * kThreads;
+#pragma unroll 1
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += stride) function(i);
 }
 

@@ -29,26 +29,23 @@ inline constexpr int kHiddenChunkBytes = kWarpRows * kOperandRowBytes;  // a war
 
 class Epilogue {
  public:
-  __device__ __forceinline__ Epilogue(const Call& call, BlockMemory& memory)
-      : call_(call), lane_(static_cast<int>(threadIdx.x) % kWarp) {
-    const int warp = static_cast<int>(threadIdx.x - kProducerThreads) / kWarp;
-    first_row_ = warp * kWarpRows;
-    staging_ = ptx::shared_address(memory.staging[warp]);
+  __device__ __forceinline__ Epilogue(const Call& call, BlockMemory& memory) : call_(call), memory_(memory) {}
+
+  __device__ __forceinline__ bool is_pending() const { return pending_ >= 0; }
+
+  /// Looks up where this lane's results of the task in `slot` will go: not while pieces are pending, and early enough
+  /// to hide the latency. Gate-up: lane 0, the warp's rows of the first 64 columns of h. Down: lanes 0 to 15, a row
+  /// each; null where the row is padding.
+  __device__ __forceinline__ void find_destination(std::uint32_t slot) {
+    const protocol::TaskRecord& task = memory_.slot[slot];
+    destination_ = is_gate_up(task.kind) ? hidden_destination(task) : row_destination(task);
   }
 
-  __device__ __forceinline__ bool is_pending() const { return kind_ != kNoTask; }
-
-  /// Takes over the sums of a finished tile.
-  __device__ __forceinline__ void take(const protocol::TaskRecord& task, const float (&sums)[ptx::kAccumulators],
-                                       char* destination) {
-    kind_ = task.kind;
-    tile_ = task.tile;
-    destination_ = destination;
-    const std::int64_t width = is_gate_up(kind_) ? hidden_width() - std::int64_t{task.column} * protocol::kGateUpColumns
-                                                 : call_.geometry().hidden -
-                                                       std::int64_t{task.column} * protocol::kDownColumns;
-    columns_ = static_cast<std::int32_t>(protocol::min64(width, protocol::kDownColumns));
-    const float clamp = is_gate_up(kind_) ? clamp_of_kind() : INFINITY;
+  /// Takes over the sums of the task in `slot`.
+  __device__ __forceinline__ void take(std::uint32_t slot, const float (&sums)[ptx::kAccumulators]) {
+    pending_ = static_cast<std::int32_t>(slot);
+    const std::int32_t kind = memory_.slot[slot].kind;
+    const float clamp = is_gate_up(kind) ? clamp_of(kind) : INFINITY;
     if (clamp < INFINITY) {
 #pragma unroll
       for (int i = 0; i < kPacked / 2; ++i) {
@@ -64,52 +61,34 @@ class Epilogue {
     }
   }
 
-  /// Where lane l's results of a task go. Gate-up: lane 0, this warp's rows of the first 64 columns of h. Down: lanes 0
-  /// to 15, a row each; null where the row is padding.
-  __device__ __forceinline__ char* destination(const protocol::TaskRecord& task) const {
-    if (is_gate_up(task.kind)) {
-      return reinterpret_cast<char*>(hidden_tile(call_, is_shared(task.kind), task.hidden_place)) +
-             std::int64_t{task.column} * 2 * kABytes + first_row_ * kOperandRowBytes;
-    }
-    const int row = first_row_ + lane_;
-    if (lane_ >= kWarpRows || row >= task.rows) return nullptr;
-    const std::int64_t number = std::int64_t{task.tile} * protocol::kTileRows + row;
-    const std::int64_t hidden = call_.geometry().hidden;
-    const std::int64_t column = std::int64_t{task.column} * protocol::kDownColumns;
-    if (is_shared(task.kind)) {
-      return reinterpret_cast<char*>(call_.workspace(call_.params.layout.workspace.shared_y) + number * hidden +
-                                     column);
-    }
-    const protocol::RouteRef route = call_.schedule().row_route[number];
-    return reinterpret_cast<char*>(call_.shared_of(route.rank, call_.params.layout.shared.slots) +
-                                   route.route * hidden + column);
-  }
-
   /// Pieces 0 to 7 in order, by all lanes.
   template <int kPiece>
   __device__ __forceinline__ void piece() {
-    if (is_gate_up(kind_)) {
-      gate_up_piece<kPiece>();
+    const protocol::TaskRecord& task = memory_.slot[pending_];
+    if (is_gate_up(task.kind)) {
+      gate_up_piece<kPiece>(task);
     } else {
-      down_piece<kPiece>();
+      down_piece<kPiece>(task);
     }
   }
 
   /// After the last piece. What gate-up stored is to be counted once it has arrived.
   __device__ __forceinline__ void end_pieces() {
-    counts_ = is_gate_up(kind_) && lane_ == 0;
-    counts_shared_ = is_shared(kind_);
-    counted_tile_ = tile_;
-    kind_ = kNoTask;
+    const protocol::TaskRecord& task = memory_.slot[pending_];
+    const bool counts = is_gate_up(task.kind) && lane() == 0;
+    hidden_count_ = counts ? hidden_counter(call_, is_shared(task.kind), task.tile) : nullptr;
+    __syncwarp();
+    if (lane() == 0) ptx::arrive(ptx::shared_address(&memory_.slot_free[pending_]));
+    pending_ = -1;
   }
 
   /// Counts on h of the last gate-up tile, if that is still to be done: the stores are waited for.
   __device__ __forceinline__ void count_hidden() {
-    if (!counts_) return;
-    counts_ = false;
+    if (hidden_count_ == nullptr) return;
     ptx::wait_bulk_stores_done();
     ptx::fence_proxy_async();
-    ptx::add_release_gpu(hidden_counter(call_, counts_shared_, counted_tile_), 1);
+    ptx::add_release_gpu(hidden_count_, 1);
+    hidden_count_ = nullptr;
   }
 
   __device__ __forceinline__ void flush() {
@@ -120,11 +99,30 @@ class Epilogue {
   }
 
  private:
-  __device__ __forceinline__ std::int64_t hidden_width() const {
-    return is_shared(kind_) ? call_.geometry().shared_intermediate : call_.geometry().intermediate;
+  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
+  __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x - kProducerThreads) / kWarp; }
+  __device__ __forceinline__ std::uint32_t staging() const { return ptx::shared_address(memory_.staging[warp()]); }
+  __device__ __forceinline__ float clamp_of(std::int32_t kind) const {
+    return is_shared(kind) ? call_.params.shared_clamp : call_.params.clamp;
   }
-  __device__ __forceinline__ float clamp_of_kind() const {
-    return is_shared(kind_) ? call_.params.shared_clamp : call_.params.clamp;
+
+  __device__ __forceinline__ char* hidden_destination(const protocol::TaskRecord& task) const {
+    return reinterpret_cast<char*>(hidden_tile(call_, is_shared(task.kind), task.hidden_place)) +
+           std::int64_t{task.column} * 2 * kABytes + warp() * kHiddenChunkBytes;
+  }
+  __device__ __forceinline__ char* row_destination(const protocol::TaskRecord& task) const {
+    const int row = warp() * kWarpRows + lane();
+    if (lane() >= kWarpRows || row >= task.rows) return nullptr;
+    const std::int64_t number = std::int64_t{task.tile} * protocol::kTileRows + row;
+    const std::int64_t hidden = call_.geometry().hidden;
+    const std::int64_t column = std::int64_t{task.column} * protocol::kDownColumns;
+    if (is_shared(task.kind)) {
+      return reinterpret_cast<char*>(call_.workspace(call_.params.layout.workspace.shared_y) + number * hidden +
+                                     column);
+    }
+    const protocol::RouteRef route = call_.schedule().row_route[number];
+    return reinterpret_cast<char*>(call_.shared_of(route.rank, call_.params.layout.shared.slots) +
+                                   route.route * hidden + column);
   }
 
   // Earlier stores have read the staging buffer.
@@ -140,27 +138,29 @@ class Epilogue {
 
   // 16 columns of h.
   template <int kPiece>
-  __device__ __forceinline__ void gate_up_piece() {
+  __device__ __forceinline__ void gate_up_piece(const protocol::TaskRecord& task) {
     if constexpr (kPiece == 0) wait_for_staging();
-    const float clamp = clamp_of_kind();
+    const float clamp = clamp_of(task.kind);
+    const std::int64_t width =
+        is_shared(task.kind) ? call_.geometry().shared_intermediate : call_.geometry().intermediate;
+    const std::int64_t first_column = std::int64_t{task.column} * protocol::kGateUpColumns + 16 * kPiece;
     std::uint32_t hidden[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      constexpr int kUp = kPacked / 2;
       const int at = 4 * kPiece + i;  // packed[2 j + half], j = 2 kPiece + i / 2
-      const bool inside = (2 * kPiece + i / 2) * 8 < columns_;
-      hidden[i] = inside ? swiglu_pair(packed_[at], packed_[at + kUp], clamp) : 0;
+      const bool inside = first_column + i / 2 * 8 < width;
+      hidden[i] = inside ? swiglu_pair(packed_[at], packed_[at + kPacked / 2], clamp) : 0;
     }
-    const int row = lane_ % 8 + (lane_ / 8 % 2) * 8;
-    const int group = 2 * (kPiece % 4) + lane_ / 16;  // of 8 columns, in its 64
-    ptx::store_matrices(staging_ + static_cast<std::uint32_t>((kPiece / 4) * kHiddenChunkBytes +
-                                                              row * kOperandRowBytes + (group ^ (row % 8)) * 16),
+    const int row = lane() % 16;
+    const int group = 2 * (kPiece % 4) + lane() / 16;  // of 8 columns, in its 64
+    ptx::store_matrices(staging() + static_cast<std::uint32_t>((kPiece / 4) * kHiddenChunkBytes +
+                                                               row * kOperandRowBytes + (group ^ (row % 8)) * 16),
                         hidden[0], hidden[1], hidden[2], hidden[3]);
     if constexpr (kPiece == kPieces - 1) {
       end_staging();
-      if (lane_ == 0) {
-        ptx::bulk_store(destination_, staging_, kHiddenChunkBytes);
-        ptx::bulk_store(destination_ + kABytes, staging_ + kHiddenChunkBytes, kHiddenChunkBytes);
+      if (lane() == 0) {
+        ptx::bulk_store(destination_, staging(), kHiddenChunkBytes);
+        ptx::bulk_store(destination_ + kABytes, staging() + kHiddenChunkBytes, kHiddenChunkBytes);
         ptx::commit_bulk_stores();
       }
     }
@@ -168,43 +168,34 @@ class Epilogue {
 
   // 64 columns of eight rows.
   template <int kPiece>
-  __device__ __forceinline__ void down_piece() {
+  __device__ __forceinline__ void down_piece(const protocol::TaskRecord& task) {
     constexpr int kHalf = kPiece / 4;
     if constexpr (kPiece % 4 == 0) wait_for_staging();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int first_group = 8 * (kPiece % 4) + 4 * i;
       ptx::store_matrices(
-          staging_ + static_cast<std::uint32_t>((lane_ % 8) * kStagingPitch + (first_group + lane_ / 8) * 16),
+          staging() + static_cast<std::uint32_t>((lane() % 8) * kStagingPitch + (first_group + lane() / 8) * 16),
           packed_[2 * first_group + kHalf], packed_[2 * first_group + 2 + kHalf], packed_[2 * first_group + 4 + kHalf],
           packed_[2 * first_group + 6 + kHalf]);
     }
     if constexpr (kPiece % 4 == 3) {
       end_staging();
-      if (lane_ / 8 == kHalf && destination_ != nullptr) {
-        ptx::bulk_store(destination_, staging_ + static_cast<std::uint32_t>((lane_ % 8) * kStagingPitch),
-                        static_cast<std::uint32_t>(columns_) * 2);
+      if (lane() / 8 == kHalf && destination_ != nullptr) {
+        const std::int64_t columns = call_.geometry().hidden - std::int64_t{task.column} * protocol::kDownColumns;
+        ptx::bulk_store(destination_, staging() + static_cast<std::uint32_t>((lane() % 8) * kStagingPitch),
+                        static_cast<std::uint32_t>(protocol::min64(columns, protocol::kDownColumns)) * 2);
         ptx::commit_bulk_stores();
       }
     }
   }
 
   const Call& call_;
-  int lane_;
-  int first_row_;  // of this warp, in its tile
-  std::uint32_t staging_;
-
-  // The tile whose pieces are pending.
-  std::int32_t kind_ = kNoTask;
-  std::int32_t tile_ = 0;
-  std::int32_t columns_ = 0;  // that exist from the tile's first on
-  char* destination_ = nullptr;
+  BlockMemory& memory_;
+  std::int32_t pending_ = -1;              // the slot whose pieces are to be done, -1: none
+  char* destination_ = nullptr;            // of this lane's part of it
+  std::uint32_t* hidden_count_ = nullptr;  // of the gate-up tile that is to be counted
   std::uint32_t packed_[kPacked];
-
-  // The gate-up tile whose count is pending.
-  bool counts_ = false;
-  bool counts_shared_ = false;
-  std::int32_t counted_tile_ = 0;
 };
 
 }  // namespace moewave::sm90

@@ -95,8 +95,10 @@ __device__ __forceinline__ void merge(const Call& call) {
 
   const std::int64_t stride = std::int64_t{gridDim.x} * kConsumerThreads;
   const std::int64_t first = std::int64_t{blockIdx.x} * kConsumerThreads + threadIdx.x - kProducerThreads;
-  std::int64_t token = first / pieces;
-  std::int64_t piece = first % pieces;
+  const std::int64_t tokens_apart = protocol::quotient(stride, pieces);
+  const std::int64_t pieces_apart = stride - tokens_apart * pieces;
+  std::int64_t token = protocol::quotient(first, pieces);
+  std::int64_t piece = first - token * pieces;
   while (token < p.tokens) {
     float sums[8] = {};
     if (call.geometry().shared_intermediate > 0) {
@@ -116,8 +118,8 @@ __device__ __forceinline__ void merge(const Call& call) {
     __stcs(output + token * pieces + piece,
            make_uint4(round_pair(sums[0], sums[1]), round_pair(sums[2], sums[3]), round_pair(sums[4], sums[5]),
                       round_pair(sums[6], sums[7])));
-    token += stride / pieces;
-    piece += stride % pieces;
+    token += tokens_apart;
+    piece += pieces_apart;
     if (piece >= pieces) {
       piece -= pieces;
       ++token;

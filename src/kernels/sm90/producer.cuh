@@ -53,10 +53,11 @@ __device__ __forceinline__ std::uint32_t* hidden_counter(const Call& call, bool 
 class Producer {
  public:
   __device__ __forceinline__ Producer(const Call& call, BlockMemory& memory)
-      : call_(call), memory_(memory), track_(call.params.trace, 1), thread_(static_cast<int>(threadIdx.x)) {}
+      : call_(call), memory_(memory), track_(call.params.trace, 1) {}
 
   __device__ __forceinline__ void run() {
-    if (thread_ == 0) {
+    if (thread() == 0) {
+      memory_.minibatches_pulled = memory_.minibatches_done = 0;
       take_ticket();
       look_up_task();
     }
@@ -65,11 +66,11 @@ class Producer {
     for (;;) {
       sync();  // all threads are done with the rows and the flag of the last task
       const protocol::TaskRecord task = memory_.next;
-      memory_.row[thread_] = next_row;
-      if (thread_ == 0) memory_.go = wait_for_inputs(task) ? 1 : 0;
+      memory_.row[thread()] = next_row;
+      if (thread() == 0) memory_.go = wait_for_inputs(task) ? 1 : 0;
       sync();
       const bool go = memory_.go != 0;
-      if (thread_ == 0) publish(task, go);
+      if (thread() == 0) publish(task, go);
       slot_.advance();
       if (!go) return;
       const std::int32_t steps = steps_of(call_.geometry(), task.kind);
@@ -77,7 +78,7 @@ class Producer {
       for (std::int32_t step = 0; step < steps; ++step) {
         wait_phase(ptx::shared_address(&memory_.empty[stage_.place]), stage_.parity ^ 1u, limit());
         const std::uint32_t full = ptx::shared_address(&memory_.full[stage_.place]);
-        if (thread_ == 0) load_operands(task, gathers, step, full);
+        if (thread() == 0) load_operands(task, gathers, step, full);
         if (gathers) gather(step);
         ptx::arrive_after_async_copies(full);
         stage_.advance();
@@ -94,6 +95,7 @@ class Producer {
   static constexpr int kRowsApart = kProducerThreads / 8;
   static constexpr int kRowsOfThread = protocol::kTileRows / kRowsApart;
 
+  __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ __forceinline__ static void sync() { ptx::sync_threads(kProducerBarrier, kProducerThreads); }
   __device__ __forceinline__ std::uint64_t limit() const { return 2 * call_.params.pipeline_limit_ns; }
 
@@ -114,8 +116,8 @@ class Producer {
   // The row of A that this thread looks up for the others.
   __device__ __forceinline__ const Bf16* find_row() const {
     const protocol::TaskRecord& task = memory_.next;
-    if (task.kind == kNoTask || !is_gate_up(task.kind) || thread_ >= task.rows) return nullptr;
-    const std::int64_t row = std::int64_t{task.tile} * protocol::kTileRows + thread_;
+    if (task.kind == kNoTask || !is_gate_up(task.kind) || thread() >= task.rows) return nullptr;
+    const std::int64_t row = std::int64_t{task.tile} * protocol::kTileRows + thread();
     const std::int64_t source = is_shared(task.kind) ? -1 - row : call_.schedule().row_source[row];
     const std::int64_t hidden = call_.geometry().hidden;
     if (source < 0) return call_.params.x + (-1 - source) * hidden;
@@ -123,8 +125,8 @@ class Producer {
   }
 
   __device__ __forceinline__ void prefetch(std::int32_t step, const Bf16*& next_row) {
-    if (step == kTicketStep && thread_ == 0) take_ticket();
-    if (step == kTaskStep && thread_ == 0) look_up_task();
+    if (step == kTicketStep && thread() == 0) take_ticket();
+    if (step == kTaskStep && thread() == 0) look_up_task();
     if (step == kLastPrefetchStep) {
       sync();
       next_row = find_row();
@@ -144,14 +146,17 @@ class Producer {
   __device__ __forceinline__ bool wait_for_gate_up_inputs(std::int32_t minibatch) {
     const protocol::Minibatch* minibatches = call_.schedule().minibatches;
     const protocol::Counters& counters = call_.params.layout.counters;
-    for (; pulled_ <= minibatch; ++pulled_) {
-      const std::int32_t pulls = minibatches[pulled_ + 1].pull_begin - minibatches[pulled_].pull_begin;
-      if (pulls != 0 && !wait_for(counters.pulled + pulled_, pulls, Awaited::kPulls, pulled_)) return false;
+    for (; memory_.minibatches_pulled <= minibatch; ++memory_.minibatches_pulled) {
+      const std::int32_t q = memory_.minibatches_pulled;
+      const std::int32_t pulls = minibatches[q + 1].pull_begin - minibatches[q].pull_begin;
+      if (pulls != 0 && !wait_for(counters.pulled + q, pulls, Awaited::kPulls, q)) return false;
     }
-    for (; reusable_ <= minibatch - protocol::kHiddenSlots; ++reusable_) {
-      const std::int32_t tiles = minibatches[reusable_ + 1].tile_begin - minibatches[reusable_].tile_begin;
-      const std::int64_t tasks = std::int64_t{tiles} * call_.geometry().down_blocks();
-      if (!wait_for(counters.minibatch_done + reusable_, tasks, Awaited::kHiddenSlot, reusable_)) return false;
+    for (; memory_.minibatches_done <= minibatch - protocol::kHiddenSlots; ++memory_.minibatches_done) {
+      const std::int32_t q = memory_.minibatches_done;
+      const std::int64_t tiles = minibatches[q + 1].tile_begin - minibatches[q].tile_begin;
+      if (!wait_for(counters.minibatch_done + q, tiles * call_.geometry().down_blocks(), Awaited::kHiddenSlot, q)) {
+        return false;
+      }
     }
     return true;
   }
@@ -173,14 +178,14 @@ class Producer {
   __device__ __forceinline__ bool wait_for_inputs(const protocol::TaskRecord& task) {
     if (task.kind == kNoTask) return false;
     call_.jitter(0x40000000u + static_cast<std::uint32_t>(task.tile * 64 + task.column));
-    const std::uint64_t begin = track_.now();
+    memory_.wait_begin_ns = track_.now();
     bool came = true;
     if (!is_gate_up(task.kind)) {
       came = wait_for_hidden(task);
     } else if (!is_shared(task.kind)) {
       came = wait_for_gate_up_inputs(task.minibatch);
     }
-    track_.record(TraceName::kWait, begin, task.tile, task.minibatch);
+    track_.record(TraceName::kWait, memory_.wait_begin_ns, task.tile, task.minibatch);
     return came;
   }
 
@@ -215,8 +220,8 @@ class Producer {
 
   // This thread's piece of eight rows; what lies outside is zero.
   __device__ __forceinline__ void gather(std::int32_t step) const {
-    const int piece = thread_ % 8;
-    const int first_row = thread_ / 8;
+    const int piece = thread() % 8;
+    const int first_row = thread() / 8;
     const std::int64_t column = std::int64_t{step} * kStepDepth + piece * 8;
     const bool inside = column < call_.geometry().hidden;
     const std::uint32_t to = ptx::shared_address(memory_.stages[stage_.place].a) +
@@ -233,11 +238,8 @@ class Producer {
   const Call& call_;
   BlockMemory& memory_;
   Track track_;
-  int thread_;
   Cursor<kStages> stage_;
-  Cursor<2> slot_;
-  std::int32_t pulled_ = 0;    // minibatches whose pulls are known to be done
-  std::int32_t reusable_ = 0;  // minibatches whose down tasks are
+  Cursor<kSlots> slot_;
 };
 
 }  // namespace moewave::sm90
