@@ -104,6 +104,7 @@ struct TimelineEvent {
   std::int64_t minibatch = -1;
   std::int64_t begin_ns = 0;  ///< since the run began
   std::int64_t end_ns = 0;
+  std::int32_t track = 0;  ///< an SM that does two things at a time has two tracks
 };
 
 /// What one rank did in one call.

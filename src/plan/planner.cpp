@@ -49,6 +49,22 @@ std::int64_t two_wave_rows(std::int64_t sms, std::int64_t tile_rows, std::int64_
   return ceil_div(2 * sms * tile_rows, tasks_per_tile);
 }
 
+Tuning choose_gpu_sms(const Tuning& tuning, int ranks, int available) {
+  validate(tuning);
+  if (available < 2) {
+    throw InputError("a rank has " + std::to_string(available) +
+                     " SMs of its GPU; it needs at least 2: put fewer ranks on a GPU");
+  }
+  if (tuning.sms > available) {
+    throw InputError("sms is " + std::to_string(tuning.sms) + "; a rank has " + std::to_string(available) +
+                     " SMs of its GPU, so it must be 2 to " + std::to_string(available));
+  }
+  Tuning chosen = tuning;
+  if (chosen.sms == 0) chosen.sms = available;
+  if (chosen.comm_sms == 0) chosen.comm_sms = ranks > 1 ? std::min(kGpuCommSms, chosen.sms - 1) : 1;
+  return chosen;
+}
+
 Tuning resolve_tuning(const LayerShape& shape, int ranks, std::int64_t max_tokens, const Tuning& tuning) {
   validate(shape, ranks);
   validate(tuning);
