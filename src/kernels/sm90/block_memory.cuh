@@ -18,8 +18,8 @@ inline constexpr int kConsumerThreads = 2 * kWarpgroup;
 inline constexpr int kConsumerWarps = kConsumerThreads / kWarp;
 inline constexpr int kThreads = kProducerThreads + kConsumerThreads;
 inline constexpr int kWarps = kThreads / kWarp;
-inline constexpr int kProducerRegisters = 40;
-inline constexpr int kConsumerRegisters = 232;
+inline constexpr int kProducerRegisters = 56;
+inline constexpr int kConsumerRegisters = 224;
 
 // Barriers of part of a block; 0 is __syncthreads.
 inline constexpr int kProducerBarrier = 1;

@@ -75,11 +75,13 @@ class Producer {
       if (!go) return;
       const std::int32_t steps = steps_of(call_.geometry(), task.kind);
       const bool gathers = is_gate_up(task.kind);
+      Rows rows;
+      load_rows(rows);
       for (std::int32_t step = 0; step < steps; ++step) {
         wait_phase(ptx::shared_address(&memory_.empty[stage_.place]), stage_.parity ^ 1u, limit());
         const std::uint32_t full = ptx::shared_address(&memory_.full[stage_.place]);
         if (thread() == 0) load_operands(task, gathers, step, full);
-        if (gathers) gather(step);
+        if (gathers) gather(rows, step);
         ptx::arrive_after_async_copies(full);
         stage_.advance();
         prefetch(step, next_row);
@@ -218,20 +220,27 @@ class Producer {
     }
   }
 
+  using Rows = const Bf16* [kRowsOfThread];
+
+  // The rows of A that this thread copies a piece of.
+  __device__ __forceinline__ void load_rows(Rows& rows) const {
+#pragma unroll
+    for (int i = 0; i < kRowsOfThread; ++i) rows[i] = memory_.row[thread() / 8 + i * kRowsApart];
+  }
+
   // This thread's piece of eight rows; what lies outside is zero.
-  __device__ __forceinline__ void gather(std::int32_t step) const {
+  __device__ __forceinline__ void gather(const Rows& rows, std::int32_t step) const {
     const int piece = thread() % 8;
     const int first_row = thread() / 8;
-    const std::int64_t column = std::int64_t{step} * kStepDepth + piece * 8;
-    const bool inside = column < call_.geometry().hidden;
+    const std::uint32_t column = static_cast<std::uint32_t>(step * kStepDepth + piece * 8);
+    const bool inside = column < static_cast<std::uint32_t>(call_.geometry().hidden);
     const std::uint32_t to = ptx::shared_address(memory_.stages[stage_.place].a) +
                              static_cast<std::uint32_t>(first_row * kOperandRowBytes + (piece ^ (first_row % 8)) * 16);
 #pragma unroll
     for (int i = 0; i < kRowsOfThread; ++i) {
-      const Bf16* row = memory_.row[first_row + i * kRowsApart];
-      const bool exists = inside && row != nullptr;
-      const Bf16* from = exists ? row + column : reinterpret_cast<const Bf16*>(call_.params.workspace);
-      ptx::copy_16_or_zero(to + static_cast<std::uint32_t>(i * kRowsApart * kOperandRowBytes), from, exists ? 16 : 0);
+      const bool exists = inside && rows[i] != nullptr;
+      ptx::copy_16_or_zero(to + static_cast<std::uint32_t>(i * kRowsApart * kOperandRowBytes),
+                           rows[i] + (exists ? column : 0u), exists ? 16 : 0);
     }
   }
 
