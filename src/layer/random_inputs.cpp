@@ -1,8 +1,7 @@
 // Random layers and batches.
 //
 // The bits depend on seed, shape and routing only: not on compiler, standard library, core count, or how the tokens are
-// split over ranks. So no library distribution is used; every value is a function of (seed, stream, index), and
-// floating point enters only by operations that IEEE 754 rounds exactly and that no compiler can fuse.
+// split over ranks (see math/random_values.h).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,67 +14,24 @@
 #include "layer/element_count.h"
 #include "layer/host_batch.h"
 #include "layer/parallel_for.h"
+#include "math/random_values.h"
 #include "moewave/host_layer.h"
 
 namespace moewave {
 namespace {
 
-constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15u;  // 2^64 / golden ratio, the increment of SplitMix64
-
-enum class Stream : std::uint64_t {
-  kGateUp = 1,
-  kDown,
-  kSharedGate,
-  kSharedUp,
-  kSharedDown,
-  kHiddenStates,
-  kGradOutput,
-  kLogits,
-  kRoutes,
-  kShuffle,
-};
-
-/// The finaliser of SplitMix64 (Steele, Lea, Flood 2014): 64 bits in, 64 well mixed bits out.
-std::uint64_t mix(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
-/// SplitMix64 with random access: element i of a stream.
-class Random {
- public:
-  Random(std::uint64_t seed, Stream stream)
-      : key_(mix(mix(seed + kGolden) + static_cast<std::uint64_t>(stream) * kGolden)) {}
-
-  std::uint64_t bits(std::uint64_t i) const { return mix(key_ + (i + 1) * kGolden); }
-
-  /// Sum of eight 16-bit uniforms, centred: an integer, close to normal, at most 4.9 standard deviations out.
-  std::int32_t normal_integer(std::uint64_t i) const {
-    constexpr std::uint64_t kEven = 0x0000ffff0000ffffu;
-    const std::uint64_t a = bits(2 * i);
-    const std::uint64_t b = bits(2 * i + 1);
-    const std::uint64_t lanes = (a & kEven) + ((a >> 16) & kEven) + (b & kEven) + ((b >> 16) & kEven);
-    return static_cast<std::int32_t>((lanes & 0xffffffffu) + (lanes >> 32)) - 4 * 0xffff;
-  }
-
- private:
-  std::uint64_t key_;
-};
-
-/// 1 / the standard deviation of Random::normal_integer: 8 uniforms of variance (2^32 - 1) / 12 each.
-const double kNormalScale = 1.0 / std::sqrt(8.0 * 4294967295.0 / 12.0);
+using Random = math::RandomValues;
+using Stream = math::RandomStream;
 
 std::vector<Bf16> normal_values(std::uint64_t seed, Stream stream, std::int64_t count, double variance) {
   constexpr std::int64_t kBlock = std::int64_t{1} << 16;
   const Random random(seed, stream);
-  const float scale = static_cast<float>(kNormalScale * std::sqrt(variance));
+  const float scale = math::normal_scale(variance);
   std::vector<Bf16> values(static_cast<std::size_t>(count));
   parallel_for((count + kBlock - 1) / kBlock, [&](std::int64_t block) {
     const std::int64_t end = std::min(count, (block + 1) * kBlock);
     for (std::int64_t i = block * kBlock; i < end; ++i) {
-      const std::int32_t value = random.normal_integer(static_cast<std::uint64_t>(i));
-      values[static_cast<std::size_t>(i)] = to_bf16(static_cast<float>(value) * scale);
+      values[static_cast<std::size_t>(i)] = random.normal(static_cast<std::uint64_t>(i), scale);
     }
   });
   return values;
@@ -92,12 +48,13 @@ float portable_exp(double x) {
 /// Softmax over k logits ~ N(0, 1) for each token.
 std::vector<float> router_weights(std::uint64_t seed, std::int64_t tokens, std::int64_t topk) {
   const Random random(seed, Stream::kLogits);
+  const double scale = math::normal_integer_scale();
   std::vector<float> weights(static_cast<std::size_t>(tokens * topk));
   for (std::int64_t token = 0; token < tokens; ++token) {
     float* row = weights.data() + token * topk;
     double sum = 0;
     for (std::int64_t j = 0; j < topk; ++j) {
-      row[j] = portable_exp(random.normal_integer(static_cast<std::uint64_t>(token * topk + j)) * kNormalScale);
+      row[j] = portable_exp(random.normal_integer(static_cast<std::uint64_t>(token * topk + j)) * scale);
       sum += static_cast<double>(row[j]);
     }
     for (std::int64_t j = 0; j < topk; ++j) row[j] = static_cast<float>(static_cast<double>(row[j]) / sum);
