@@ -105,6 +105,9 @@ class CliTest(unittest.TestCase):
         for text in says:
             self.assertIn(text, message)
 
+    def has_gpu(self):
+        return "cuda" in self.succeed_json("info")["backends"]
+
     def names(self):
         return sorted(path.name for path in self.folder.iterdir())
 
@@ -112,7 +115,7 @@ class CliTest(unittest.TestCase):
 class HelpAndInfo(CliTest):
     def test_help_lists_the_commands_and_goes_to_stdout(self):
         text = self.succeed("--help")
-        for command in ("run", "verify", "info"):
+        for command in ("run", "verify", "bench", "info"):
             self.assertRegex(text, rf"(?m)^  {command} ")
 
     def test_help_of_a_command_lists_its_options(self):
@@ -124,11 +127,18 @@ class HelpAndInfo(CliTest):
                            "--comm-sms", "--json", "--timeline"):
                 self.assertIn(option + " ", text)
 
+    def test_help_of_bench_lists_its_options(self):
+        text = self.succeed("bench", "--help")
+        for option in ("--shape", "--ranks", "--tokens", "--hidden", "--intermediate", "--experts", "--topk", "--inputs",
+                       "--routing", "--seed", "--json", "--minibatch", "--ring", "--sms", "--comm-sms", "--warmup",
+                       "--iterations"):
+            self.assertIn(option + " ", text)
+
     def test_version(self):
         self.assertRegex(self.succeed("--version"), r"\Amoewave \d+\.\d+\.\d+\n\Z")
 
     def test_no_command_unknown_command_and_two_commands_are_bad_input(self):
-        self.refuse(2, says=["run", "verify", "info"])
+        self.refuse(2, says=["run", "verify", "bench", "info"])
         self.refuse(2, "dance")
         self.refuse(2, "run", "verify")
         self.refuse(2, "run", "run")
@@ -141,6 +151,8 @@ class HelpAndInfo(CliTest):
         info = self.succeed_json("info")
         self.assertEqual(info["format"], "moewave-info")
         self.assertIn("emulator", info["backends"])
+        self.assertEqual("cuda" in info["backends"], info["cuda_obstacle"] == "")
+        self.assertEqual(info["default_backend"], "cuda" if "cuda" in info["backends"] else "emulator")
 
 
 class BadValues(CliTest):
@@ -165,7 +177,9 @@ class BadValues(CliTest):
         self.refuse(2, "run", "--shared-clamp", "3", says=["--shared-clamp", "shared expert"])
 
     def test_names_outside_the_allowed_set(self):
-        self.refuse(2, "run", "--backend", "cuda", says=["cuda", "reference", "emulator"])
+        if not self.has_gpu():
+            self.refuse(2, "run", "--backend", "cuda", says=["cuda", "reference", "emulator"])
+        self.refuse(2, "run", "--backend", "cuda", "--backward", says=["--backward", "cuda", "reference", "emulator"])
         self.refuse(2, "run", "--backend", "tpu", says=["tpu", "reference", "emulator"])
         self.refuse(2, "run", "--dtype", "fp8_block", says=["fp8_block", "bf16"])
         for routing in ("fair", "zipf", "zipf:", "zipf:x", "zipf:1x", "single:", "single:99", "single:-1", "single:1.5",
@@ -249,6 +263,72 @@ class Options(CliTest):
 
     def test_layer_needs_weights(self):
         self.refuse(2, "run", "--layer", "model.layers.3.mlp", says=["--layer", "--weights"])
+
+
+class Bench(CliTest):
+    def test_what_cannot_be_is_refused_whatever_the_machine(self):
+        self.refuse(2, "bench", "--shape", "D", says=["--shape", "D", "A, B, C"])
+        self.refuse(2, "bench", "--iterations", "0", says=["--iterations", "0"])
+        self.refuse(2, "bench", "--warmup", "-1", says=["--warmup", "-1"])
+        self.refuse(2, "bench", "--routing", "file", says=["--inputs"])
+        self.refuse(2, "bench", "--inputs", self.inputs, "--routing", "uniform", says=["--inputs", "--routing"])
+        self.refuse(2, "bench", "--backward")
+
+    def test_without_a_gpu_it_says_so(self):
+        if self.has_gpu():
+            self.skipTest("there is a GPU")
+        self.refuse(2, "bench", says=["cuda"])
+        self.refuse(2, "bench", "--shape", "A", says=["cuda"])
+
+
+class OnGpus(CliTest):
+    def setUp(self):
+        super().setUp()
+        if not self.has_gpu():
+            self.skipTest("no GPU")
+
+    def test_cuda_is_the_default_for_forward_and_agrees_with_the_reference(self):
+        result = self.succeed_json("verify", *SMALL, "--poison", "--jitter-us", "20")
+        self.assertEqual((result["backend"], result["ok"]), ("cuda", True))
+        self.assertEqual(self.succeed_json("run", *SMALL, "--backward")["backend"], "emulator")
+
+    def test_ranks_are_the_gpus_unless_something_says_otherwise(self):
+        gpus = sum(device["usable"] for device in self.succeed_json("info")["devices"])
+        self.assertEqual(self.succeed_json("run")["ranks"], gpus)
+        self.assertEqual(self.succeed_json("verify", "--ranks", "5")["ranks"], 5)
+
+    def test_no_cut_of_the_work_changes_a_bit(self):
+        files = set()
+        for extra in ([], ["--minibatch", "1", "--ring", "1"], ["--sms", "4", "--comm-sms", "3"], ["--poison"]):
+            output = self.folder / "output.safetensors"
+            self.succeed("verify", *SMALL, "--backend", "cuda", "--output", output, *extra)
+            files.add(output.read_bytes())
+        self.assertEqual(len(files), 1)
+
+    def test_traffic_is_that_of_the_emulator(self):
+        options = [*SMALL, "--minibatch", "128"]
+        gpu = self.succeed_json("run", *options, "--backend", "cuda")["calls"][0]
+        emulated = self.succeed_json("run", *options, "--backend", "emulator")["calls"][0]
+        for field in ("pulled_bytes", "pushed_bytes"):
+            self.assertEqual(gpu[field], emulated[field])
+
+    def test_the_timeline_has_every_sm_and_a_track_for_its_producer(self):
+        path = self.folder / "trace.json"
+        self.succeed("run", *SMALL, "--sms", "3", "--timeline", path)
+        slices = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
+        self.assertLessEqual({(r, s) for r in range(3) for s in range(3)}, {(e["pid"], e["tid"]) for e in slices})
+        self.assertTrue(all(e["ts"] >= 0 and e["dur"] >= 0 for e in slices))
+
+    def test_more_sms_than_the_gpu_has_are_refused(self):
+        self.refuse(2, "run", "--backend", "cuda", "--sms", "100000", says=["sms", "100000"])
+
+    def test_bench_times_and_checks(self):
+        result = self.succeed_json("bench", "--ranks", "2", "--tokens", "100,40", "--hidden", "256", "--intermediate",
+                                   "128", "--iterations", "3", "--shared-intermediate", "64")
+        self.assertTrue(result["ok"])
+        self.assertEqual(len(result["isolated"]["seconds"]), 3)
+        self.assertGreater(result["sustained"]["seconds"], 0)
+        self.assertIn("isolated", self.succeed("bench", "--inputs", self.inputs, "--experts", "4", "--tokens", "50"))
 
 
 class RanksAndTokens(CliTest):

@@ -16,7 +16,7 @@ struct RunResult {
   std::optional<HostGradients> gradients;  ///< with --backward
   double seconds = 0;                      ///< wall time of all calls on this CPU
 
-  // Of the emulator only.
+  // Of the emulator and of GPUs only.
   std::optional<Tuning> tuning;      ///< in use, rounded
   std::int64_t workspace_bytes = 0;  ///< of one rank
   std::int64_t saved_bytes = 0;      ///< saved for backward, all ranks

@@ -6,9 +6,11 @@
 
 #include "build_info.h"
 #include "commands.h"
+#include "gpus.h"
 #include "io/layer_files.h"
 #include "moewave/config.h"
 #include "moewave/version.h"
+#include "text.h"
 #include "write_file.h"
 
 namespace moewave::cli {
@@ -26,9 +28,16 @@ std::string build_text() {
 std::string info_text() {
   std::string text = fmt::format("moewave {}\n", kVersion);
   text += fmt::format("  build     {}\n", build_text());
-  text += "  backends  reference (FP64 on the CPU), emulator (ranks and SMs as threads; default)\n";
-  text += "  missing   cuda: this build has no CUDA backend yet\n";
-  text += fmt::format("  devices   CPU with {} threads; no GPU is used\n", std::thread::hardware_concurrency());
+  const GpuState& state = gpu_state();
+  text += "  backends  reference (FP64 on the CPU), emulator (ranks and SMs as threads)";
+  text += state.obstacle.empty() ? ", cuda (forward)\n" : "\n";
+  text += fmt::format("  default   {}\n", state.obstacle.empty() ? "cuda; emulator with --backward" : "emulator");
+  if (!state.obstacle.empty()) text += fmt::format("  missing   cuda: {}\n", state.obstacle);
+  text += fmt::format("  devices   CPU with {} threads\n", std::thread::hardware_concurrency());
+  for (const Gpu& gpu : state.gpus) {
+    text += fmt::format("            GPU {}: {}, compute capability {}, {} SMs, {}{}\n", gpu.device, gpu.name,
+                        gpu.capability, gpu.sms, human_bytes(gpu.memory_bytes), gpu.usable ? "" : ", not usable");
+  }
   text += "  dtypes    bf16\n";
   text += fmt::format("  limits    hidden, intermediate, shared intermediate: multiples of {}\n", kDimensionMultiple);
   text += fmt::format("            experts 1 to {}, top-k 1 to min({}, experts), ranks 1 to {}\n", kMaxExperts,
@@ -43,9 +52,20 @@ std::string info_json() {
                    {"commit", kBuildCommit},
                    {"sanitizer", kBuildSanitizer},
                    {"cuda", kBuildCuda}};
+  const GpuState& state = gpu_state();
   json["backends"] = {"reference", "emulator"};
-  json["default_backend"] = "emulator";
+  if (state.obstacle.empty()) json["backends"].push_back("cuda");
+  json["default_backend"] = state.obstacle.empty() ? "cuda" : "emulator";
+  json["cuda_obstacle"] = state.obstacle;
   json["devices"] = nlohmann::json::array();
+  for (const Gpu& gpu : state.gpus) {
+    json["devices"].push_back({{"device", gpu.device},
+                               {"name", gpu.name},
+                               {"capability", gpu.capability},
+                               {"sms", gpu.sms},
+                               {"memory_bytes", gpu.memory_bytes},
+                               {"usable", gpu.usable}});
+  }
   json["cpu_threads"] = std::thread::hardware_concurrency();
   json["dtypes"] = {"bf16"};
   json["limits"] = {

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "commands.h"
+#include "cuda_backend.h"
 #include "moewave/error.h"
 #include "options.h"
 #include "text.h"
@@ -17,9 +18,11 @@ void print_error(const std::string& message) { fmt::print(stderr, "moewave: {}\n
 namespace {
 
 int run_program(int argc, char** argv) {
+  prepare_cuda_environment();
   const std::optional<CommandLine> line = parse_command_line(argc, argv);
   if (!line) return kSuccess;
   if (line->command == Command::kInfo) return info_command(line->info_json);
+  if (line->command == Command::kBench) return bench_command(line->bench);
   return run_command(line->run, line->command == Command::kVerify);
 }
 

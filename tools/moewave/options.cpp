@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 
+#include "gpus.h"
 #include "moewave/error.h"
 #include "moewave/version.h"
 #include "numbers.h"
@@ -56,26 +57,43 @@ void add_file(CLI::App& app, const std::string& name, const std::string& type, c
 }
 
 Backend parse_backend(const std::string& text) {
-  if (text == "reference") return Backend::kReference;
-  if (text == "emulator") return Backend::kEmulator;
-  if (text == "cuda") {
-    throw InputError("--backend cuda: this build has no CUDA backend yet; allowed are reference, emulator");
+  for (const Backend backend : {Backend::kReference, Backend::kEmulator, Backend::kCuda}) {
+    if (text == name_of(backend)) return backend;
   }
-  throw InputError(fmt::format("--backend '{}' is unknown; allowed are reference, emulator", text));
+  throw InputError(fmt::format("--backend '{}' is unknown; allowed are reference, emulator, cuda", text));
 }
 
-void add_layer_options(CLI::App& app, RunOptions& options) {
-  add_size(app, "--ranks", "N",
-           "ranks of expert parallelism (default: as many as --tokens or the inputs file name, else 1)", kMaxRanks,
-           options.ranks);
-  add_value(app, "--tokens", "T|T0,T1,..",
-            "tokens of every rank, or of each rank (default: split of the inputs, else 64)",
-            [&options](const std::string& text) { options.tokens = parse_counts("--tokens", text); });
-  add_size(app, "--hidden", "H", "hidden size, a multiple of 8 (default 256)", kNoLimit, options.hidden);
-  add_size(app, "--intermediate", "I", "width of an expert, a multiple of 8 (default 512)", kNoLimit,
+// What the help says where nothing is given.
+struct LayerDefaults {
+  const char* ranks;
+  const char* tokens;
+  const char* hidden;
+  const char* intermediate;
+  const char* experts;
+  const char* topk;
+};
+constexpr LayerDefaults kRunDefaults = {"as many as --tokens or the inputs file name, else cuda: the GPUs, emulator: 1",
+                                        "split of the inputs, else 64",
+                                        "256",
+                                        "512",
+                                        "8",
+                                        "2"};
+constexpr LayerDefaults kBenchDefaults = {
+    "as many as --tokens names, else the GPUs", "4096", "2048", "768", "16 a rank", "8"};
+
+void add_layer_options(CLI::App& app, RunOptions& options, const LayerDefaults& defaults) {
+  const auto text = [](const char* what, const char* fallback) {
+    return fmt::format("{} (default: {})", what, fallback);
+  };
+  add_size(app, "--ranks", "N", text("ranks of expert parallelism", defaults.ranks), kMaxRanks, options.ranks);
+  add_value(app, "--tokens", "T|T0,T1,..", text("tokens of every rank, or of each rank", defaults.tokens),
+            [&options](const std::string& value) { options.tokens = parse_counts("--tokens", value); });
+  add_size(app, "--hidden", "H", text("hidden size, a multiple of 8", defaults.hidden), kNoLimit, options.hidden);
+  add_size(app, "--intermediate", "I", text("width of an expert, a multiple of 8", defaults.intermediate), kNoLimit,
            options.intermediate);
-  add_size(app, "--experts", "E", "experts of all ranks together, 1 to 4096 (default 8)", kNoLimit, options.experts);
-  add_size(app, "--topk", "K", "experts a token, 1 to min(64, E) (default 2)", kNoLimit, options.topk);
+  add_size(app, "--experts", "E", text("experts of all ranks together, 1 to 4096", defaults.experts), kNoLimit,
+           options.experts);
+  add_size(app, "--topk", "K", text("experts a token, 1 to min(64, E)", defaults.topk), kNoLimit, options.topk);
   add_value(app, "--shared-intermediate", "S", "width of the shared expert, a multiple of 8; 0: none",
             [&options](const std::string& text) {
               options.shared_intermediate = parse_count("--shared-intermediate", text, 0, kNoLimit);
@@ -88,16 +106,14 @@ void add_layer_options(CLI::App& app, RunOptions& options) {
   add_value(app, "--dtype", "NAME", "type of weights and activations: bf16", [](const std::string& text) {
     if (text != "bf16") throw InputError(fmt::format("--dtype '{}' is not supported; allowed is bf16", text));
   });
+}
+
+void add_backward(CLI::App& app, RunOptions& options) {
   app.add_flag("--backward", options.backward, "forward and backward")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
 }
 
-void add_data_options(CLI::App& app, RunOptions& options) {
-  add_file(app, "--weights", "FILE", "weights, .safetensors or .safetensors.index.json (default: random)",
-           options.weights);
-  add_value(app, "--layer", "PREFIX", "the layer in the weights file, for instance model.layers.3.mlp",
-            [&options](const std::string& text) { options.layer = text; });
-  add_file(app, "--inputs", "FILE", "tokens and routes, .safetensors (default: random)", options.inputs);
+void add_routing(CLI::App& app, RunOptions& options) {
   add_value(app, "--routing", "HOW", "uniform, zipf:S, single:E or file (default: file with --inputs, else uniform)",
             [&options](const std::string& text) {
               if (text.empty())
@@ -106,25 +122,74 @@ void add_data_options(CLI::App& app, RunOptions& options) {
             });
   add_value(app, "--seed", "N", "of everything random (default 1)",
             [&options](const std::string& text) { options.seed = parse_seed("--seed", text); });
-  add_file(app, "--output", "FILE", "results, .safetensors", options.output);
-  add_file(app, "--json", "FILE|-", "machine-readable result; - is stdout, tables then go nowhere", options.json, true);
-  add_file(app, "--timeline", "FILE", "what the emulator did when, as a trace that Perfetto opens", options.timeline);
 }
 
-void add_execution_options(CLI::App& app, RunOptions& options) {
-  add_value(app, "--backend", "NAME", "reference or emulator (default emulator)",
-            [&options](const std::string& text) { options.backend = parse_backend(text); });
+void add_json(CLI::App& app, RunOptions& options) {
+  add_file(app, "--json", "FILE|-", "machine-readable result; - is stdout, tables then go nowhere", options.json, true);
+}
+
+void add_data_options(CLI::App& app, RunOptions& options) {
+  add_file(app, "--weights", "FILE", "weights, .safetensors or .safetensors.index.json (default: random)",
+           options.weights);
+  add_value(app, "--layer", "PREFIX", "the layer in the weights file, for instance model.layers.3.mlp",
+            [&options](const std::string& text) { options.layer = text; });
+  add_file(app, "--inputs", "FILE", "tokens and routes, .safetensors (default: random)", options.inputs);
+  add_routing(app, options);
+  add_file(app, "--output", "FILE", "results, .safetensors", options.output);
+  add_json(app, options);
+  add_file(app, "--timeline", "FILE", "what each SM did when, as a trace that Perfetto opens", options.timeline);
+}
+
+void add_tuning_options(CLI::App& app, RunOptions& options) {
   add_tuning(app, "--minibatch", "rows handed to compute at a time, rounded up to tiles (0: chosen)",
              options.tuning.minibatch_rows);
   add_tuning(app, "--ring", "token copies a rank can hold, rounded up (0: chosen)", options.tuning.ring_tokens);
   add_tuning(app, "--sms", "SMs a rank takes; emulator: threads (0: chosen)", options.tuning.sms);
   add_tuning(app, "--comm-sms", "how many of them communicate, fewer than --sms (0: chosen)", options.tuning.comm_sms);
-  add_tuning(app, "--saved-rows", "rows a rank saves for backward, the rest is recomputed (default: all)",
+}
+
+void add_execution_options(CLI::App& app, RunOptions& options) {
+  add_value(app, "--backend", "NAME",
+            "reference, emulator or cuda (default: cuda if it can run what is asked, else emulator)",
+            [&options](const std::string& text) { options.asked_backend = parse_backend(text); });
+  add_tuning_options(app, options);
+  add_tuning(app, "--saved-rows", "emulator: rows a rank saves for backward, the rest is recomputed (default: all)",
              options.saved_rows);
-  add_tuning(app, "--jitter-us", "emulator: random delays up to N microseconds before phases and tasks",
+  add_tuning(app, "--jitter-us", "emulator, cuda: random delays up to N microseconds before phases and tasks",
              options.jitter_us);
-  app.add_flag("--poison", options.poison, "emulator: fill scratch memory with NaN before each call")
+  app.add_flag("--poison", options.poison, "emulator, cuda: fill scratch memory with NaN before each call")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+}
+
+// The shapes that docs/bench.md reports on; sizes given besides win.
+struct Preset {
+  const char* name;
+  std::int64_t hidden, intermediate, topk, tokens, experts_per_rank;
+};
+constexpr Preset kPresets[] = {
+    {"A", 7168, 2048, 8, 8192, 32}, {"B", 4096, 1536, 8, 8192, 16}, {"C", 2048, 768, 8, 16384, 16}};
+
+void add_preset(CLI::App& app, BenchOptions& options) {
+  add_value(app, "--shape", "A|B|C", "sizes of a known layer: A is H 7168 I 2048, B H 4096 I 1536, C H 2048 I 768",
+            [&options](const std::string& text) {
+              for (const Preset& preset : kPresets) {
+                if (text == preset.name) return void(options.preset = text);
+              }
+              throw InputError(fmt::format("--shape '{}' is unknown; allowed are A, B, C", text));
+            });
+}
+
+void apply_preset(BenchOptions& options) {
+  for (const Preset& preset : kPresets) {
+    if (options.preset != preset.name) continue;
+    RunOptions& run = options.run;
+    if (!run.hidden) run.hidden = preset.hidden;
+    if (!run.intermediate) run.intermediate = preset.intermediate;
+    const bool routes_from_file = !run.inputs.empty();
+    if (!run.topk && !routes_from_file) run.topk = preset.topk;
+    if (run.tokens.empty()) run.tokens = {preset.tokens};
+    if (!run.experts) options.experts_per_rank = preset.experts_per_rank;
+  }
 }
 
 // Gives a heading to all options added since the last call.
@@ -141,21 +206,47 @@ void check_combinations(const RunOptions& options) {
   if (options.routing == "file" && options.inputs.empty()) {
     throw InputError("--routing file needs --inputs; without it allowed are uniform, zipf:S, single:E");
   }
-  if (options.backend == Backend::kEmulator) return;
-  const char* unusable = !options.timeline.empty() ? "--timeline"
-                         : options.jitter_us > 0   ? "--jitter-us"
-                         : options.poison          ? "--poison"
-                         : options.saved_rows >= 0 ? "--saved-rows"
-                                                   : nullptr;
+  const bool on_emulator = options.backend == Backend::kEmulator;
+  const bool on_reference = options.backend == Backend::kReference;
+  const char* unusable = on_reference && !options.timeline.empty() ? "--timeline"
+                         : on_reference && options.jitter_us > 0   ? "--jitter-us"
+                         : on_reference && options.poison          ? "--poison"
+                         : !on_emulator && options.saved_rows >= 0 ? "--saved-rows"
+                                                                   : nullptr;
   if (unusable != nullptr) {
+    throw InputError(fmt::format("{} works with --backend emulator{}, not with {}", unusable,
+                                 on_reference && options.saved_rows < 0 ? " or cuda" : " only",
+                                 name_of(options.backend)));
+  }
+  constexpr std::int64_t kMostJitterUs = 1'000'000;
+  if (options.jitter_us > kMostJitterUs) {
     throw InputError(
-        fmt::format("{} works with --backend emulator only, not with {}", unusable, name_of(options.backend)));
+        fmt::format("--jitter-us {} is not allowed; allowed are 0 to {}", options.jitter_us, kMostJitterUs));
+  }
+}
+
+// The backend in use. GPUs are looked for only where they could be used.
+void resolve_backend(RunOptions& options) {
+  const bool needs_emulator = options.backward || options.saved_rows >= 0;
+  if (!options.asked_backend) {
+    options.backend = !needs_emulator && gpu_state().obstacle.empty() ? Backend::kCuda : Backend::kEmulator;
+    return;
+  }
+  options.backend = *options.asked_backend;
+  if (options.backend != Backend::kCuda) return;
+  if (options.backward) {
+    throw InputError(
+        "--backward with --backend cuda: there is no backward kernel yet; allowed are reference, emulator");
+  }
+  if (!gpu_state().obstacle.empty()) {
+    throw InputError(fmt::format("--backend cuda: {}; allowed are reference, emulator", gpu_state().obstacle));
   }
 }
 
 CLI::App* add_run_command(CLI::App& app, const std::string& name, const std::string& description, RunOptions& options) {
   CLI::App* command = app.add_subcommand(name, description)->group("Commands");
-  add_layer_options(*command, options);
+  add_layer_options(*command, options, kRunDefaults);
+  add_backward(*command, options);
   set_group(*command, "Layer");
   add_data_options(*command, options);
   set_group(*command, "Data");
@@ -164,9 +255,55 @@ CLI::App* add_run_command(CLI::App& app, const std::string& name, const std::str
   return command;
 }
 
+CLI::App* add_bench_command(CLI::App& app, BenchOptions& options) {
+  CLI::App* command =
+      app.add_subcommand("bench", "time the layer on the GPUs, checking samples of the result")->group("Commands");
+  add_preset(*command, options);
+  add_layer_options(*command, options.run, kBenchDefaults);
+  set_group(*command, "Layer");
+  add_file(*command, "--inputs", "FILE", "routes, .safetensors, repeated as often as needed; its tokens are not used",
+           options.run.inputs);
+  add_routing(*command, options.run);
+  add_json(*command, options.run);
+  set_group(*command, "Data");
+  add_tuning_options(*command, options.run);
+  constexpr std::int64_t kMostIterations = 1'000'000;
+  add_value(
+      *command, "--warmup", "N", "calls before those that are timed (default 5)",
+      [&options](const std::string& text) { options.warmup = parse_count("--warmup", text, 0, kMostIterations); });
+  add_value(*command, "--iterations", "N", "calls that are timed (default 20)", [&options](const std::string& text) {
+    options.iterations = parse_count("--iterations", text, 1, kMostIterations);
+  });
+  set_group(*command, "Execution");
+  return command;
+}
+
+void check_bench(BenchOptions& options) {
+  options.run.backend = Backend::kCuda;
+  apply_preset(options);
+  check_combinations(options.run);
+  if (!options.run.inputs.empty() && !options.run.routing.empty() && options.run.routing != "file") {
+    throw InputError(fmt::format("--inputs {} has no use with --routing {}; allowed is --routing file",
+                                 options.run.inputs, options.run.routing));
+  }
+  if (!gpu_state().obstacle.empty()) {
+    throw InputError(fmt::format("bench needs the backend cuda: {}", gpu_state().obstacle));
+  }
+}
+
 }  // namespace
 
-const char* name_of(Backend backend) { return backend == Backend::kReference ? "reference" : "emulator"; }
+const char* name_of(Backend backend) {
+  switch (backend) {
+    case Backend::kReference:
+      return "reference";
+    case Backend::kEmulator:
+      return "emulator";
+    case Backend::kCuda:
+      return "cuda";
+  }
+  return "unknown";
+}
 
 std::optional<CommandLine> parse_command_line(int argc, const char* const* argv) {
   CommandLine line;
@@ -176,6 +313,7 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv)
   const CLI::App* run = add_run_command(app, "run", "compute the layer and write the results", line.run);
   const CLI::App* verify =
       add_run_command(app, "verify", "run, then compare every result with the FP64 reference", line.run);
+  const CLI::App* bench = add_bench_command(app, line.bench);
   CLI::App* info = app.add_subcommand("info", "print version, build, devices, backends and limits")->group("Commands");
   add_file(*info, "--json", "FILE|-", "the same, machine-readable; - is stdout", line.info_json, true);
 
@@ -191,10 +329,17 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv)
   // A command is listed once however often it was given.
   const auto chosen = app.get_subcommands();
   if (chosen.size() != 1 || chosen[0]->count() != 1) {
-    throw InputError("one command is needed; allowed are run, verify, info (see moewave --help)");
+    throw InputError("one command is needed; allowed are run, verify, bench, info (see moewave --help)");
   }
-  line.command = chosen[0] == run ? Command::kRun : chosen[0] == verify ? Command::kVerify : Command::kInfo;
-  if (line.command != Command::kInfo) check_combinations(line.run);
+  line.command = chosen[0] == run      ? Command::kRun
+                 : chosen[0] == verify ? Command::kVerify
+                 : chosen[0] == bench  ? Command::kBench
+                                       : Command::kInfo;
+  if (line.command == Command::kBench) check_bench(line.bench);
+  if (line.command == Command::kRun || line.command == Command::kVerify) {
+    resolve_backend(line.run);
+    check_combinations(line.run);
+  }
   return line;
 }
 

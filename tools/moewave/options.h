@@ -10,11 +10,12 @@
 
 namespace moewave::cli {
 
-enum class Backend { kReference, kEmulator };
+enum class Backend { kReference, kEmulator, kCuda };
 const char* name_of(Backend backend);
 
 struct RunOptions {
-  Backend backend = Backend::kEmulator;
+  std::optional<Backend> asked_backend;
+  Backend backend = Backend::kEmulator;  ///< in use: asked for, else cuda where it can run what is asked, else emulator
 
   // Sizes. Absent: taken from the files, else a default.
   std::optional<std::int64_t> ranks, hidden, intermediate, experts, topk, shared_intermediate;
@@ -36,11 +37,21 @@ struct RunOptions {
   bool json_to_stdout() const { return json == "-"; }
 };
 
-enum class Command { kRun, kVerify, kInfo };
+/// Of the command bench. Of `run` it has sizes, routing, inputs, seed, tuning and json.
+struct BenchOptions {
+  RunOptions run;
+  std::string preset;                            ///< "A", "B", "C"; empty: none
+  std::optional<std::int64_t> experts_per_rank;  ///< of the preset, unless experts are given
+  std::int64_t warmup = 5;
+  std::int64_t iterations = 20;
+};
+
+enum class Command { kRun, kVerify, kBench, kInfo };
 
 struct CommandLine {
   Command command = Command::kInfo;
   RunOptions run;         ///< of run and verify
+  BenchOptions bench;     ///< of bench
   std::string info_json;  ///< of info
 };
 

@@ -9,6 +9,7 @@
 #include <numeric>
 #include <optional>
 
+#include "gpus.h"
 #include "io/layer_files.h"
 #include "moewave/error.h"
 #include "text.h"
@@ -47,7 +48,9 @@ int resolve_ranks(const RunOptions& options, const std::vector<std::int64_t>& fi
   if (options.tokens.size() > 1) list.value = static_cast<std::int64_t>(options.tokens.size());
   Statement file{"tokens_per_rank of " + options.inputs, std::nullopt};
   if (!file_tokens.empty()) file.value = static_cast<std::int64_t>(file_tokens.size());
-  const std::int64_t ranks = agreed("ranks", {{"--ranks", options.ranks}, list, file}).value_or(1);
+  const bool on_gpus = options.backend == Backend::kCuda;
+  const auto fallback = on_gpus ? static_cast<std::int64_t>(gpu_state().usable_devices().size()) : 1;
+  const std::int64_t ranks = agreed("ranks", {{"--ranks", options.ranks}, list, file}).value_or(fallback);
   if (ranks > kMaxRanks) {
     throw InputError(fmt::format("ranks {} is not allowed; allowed are 1 to {}", ranks, kMaxRanks));
   }

@@ -9,6 +9,7 @@
 #include "commands.h"
 #include "compare.h"
 #include "compute.h"
+#include "cuda_backend.h"
 #include "io/layer_files.h"
 #include "moewave/error.h"
 #include "problem.h"
@@ -61,7 +62,8 @@ void write_results(const Report& report) {
     io::save_outputs(options.output, report.problem.shape, result.output,
                      result.gradients ? &*result.gradients : nullptr);
   }
-  if (!options.timeline.empty()) write_text_file(options.timeline, timeline_json(result.timeline, result.calls));
+  if (!options.timeline.empty())
+    write_text_file(options.timeline, timeline_json(result.timeline, result.calls, name_of(options.backend)));
   if (options.json_to_stdout()) {
     write_stdout(result_json(report));
     return;
@@ -78,7 +80,8 @@ int run_command(const RunOptions& options, bool verify) {
   const Problem problem = load_problem(options, verify || on_reference);
 
   RunResult result;
-  if (!on_reference) result = run_emulator(problem, options);
+  if (options.backend == Backend::kEmulator) result = run_emulator(problem, options);
+  if (options.backend == Backend::kCuda) result = run_cuda(problem, options);
   std::optional<ReferenceResult> reference;
   if (verify || on_reference) {
     const auto start = std::chrono::steady_clock::now();

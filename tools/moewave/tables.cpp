@@ -115,8 +115,10 @@ std::string call_table(const Report& report, const CallReport& call) {
   rows.push_back(rank_row("all", sum));
   if (with_errors) rows.back().push_back(human_error(report.checks[0].relative_error));
 
-  std::string text = fmt::format("\n{} (times are the emulator's on this CPU, not a GPU's; all: the slowest rank)\n",
-                                 call.backward ? "Backward" : "Forward");
+  const char* times = report.options.backend == Backend::kCuda
+                          ? "time: the launch on the GPU, waiting for the other ranks included"
+                          : "times are the emulator's on this CPU, not a GPU's";
+  std::string text = fmt::format("\n{} ({}; all: the slowest rank)\n", call.backward ? "Backward" : "Forward", times);
   text += format_table(rows, 1);
   if (sum.per_route_bytes > 0) {
     text += fmt::format("  pulling each token once a rank reads {:.0f} % of the bytes that a pull per route would\n",

@@ -9,6 +9,7 @@
 
 namespace moewave::cli {
 
-std::string timeline_json(const std::vector<TimelineEvent>& events, const std::vector<CallReport>& calls);
+std::string timeline_json(const std::vector<TimelineEvent>& events, const std::vector<CallReport>& calls,
+                          const std::string& backend);
 
 }  // namespace moewave::cli
