@@ -72,8 +72,9 @@ struct Interleaved {
   std::int64_t index;
 };
 
-/// Spreads `first` items evenly among `first + second`, in runs of `run` items of a kind. What does not fill a run
-/// comes at the end, the first kind before the second. Runs as long as the rank has SMs let those that start together
+/// Spreads `first` items evenly among `first + second`, in runs of `run` items of a kind and beginning with one, so that
+/// what the second kind needs of the step before has had a run's time to end. What does not fill a run comes at the end,
+/// the first kind before the second. Runs as long as the rank has SMs let those that start together
 /// share weights and tokens in the L2; shorter runs load the link more evenly.
 MOEWAVE_HD inline Interleaved interleave(std::int64_t index, std::int64_t first, std::int64_t second,
                                          std::int64_t run = 1) {
@@ -87,8 +88,8 @@ MOEWAVE_HD inline Interleaved interleave(std::int64_t index, std::int64_t first,
   }
   const std::int64_t place = quotient(index, run);
   const std::int64_t in_run = index - place * run;
-  const std::int64_t firsts_before = quotient(place * first_runs, all_runs);
-  if (quotient((place + 1) * first_runs, all_runs) > firsts_before) return {true, firsts_before * run + in_run};
+  const std::int64_t firsts_before = quotient(place * first_runs + all_runs - 1, all_runs);
+  if (quotient((place + 1) * first_runs + all_runs - 1, all_runs) > firsts_before) return {true, firsts_before * run + in_run};
   return {false, (place - firsts_before) * run + in_run};
 }
 

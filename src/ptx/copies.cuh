@@ -9,6 +9,11 @@ namespace moewave::ptx {
 
 // ---- cp.async: 16 bytes a thread, ordinary (generic) proxy
 
+/// cp.async.cg: copies 16 bytes.
+__device__ __forceinline__ void copy_16(std::uint32_t shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(shared), "l"(global) : "memory");
+}
+
 /// cp.async.cg: copies the first `bytes` (0 or 16) of 16 and fills the rest with zeros. Nothing is read when 0.
 __device__ __forceinline__ void copy_16_or_zero(std::uint32_t shared, const void* global, std::uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(shared), "l"(global), "r"(bytes) : "memory");

@@ -99,10 +99,16 @@ __device__ __forceinline__ void init_barriers(BlockMemory& memory) {
 /// Waits for the end of a phase of a barrier in shared memory. Every such wait ends by the block's own doing, or after
 /// the producer's own bounded waits; that one does not is a fault of the kernel, which ends the launch with an error.
 __device__ __forceinline__ void wait_phase(std::uint32_t barrier, std::uint32_t parity, std::uint64_t limit_ns) {
-  if (ptx::try_wait(barrier, parity)) return;
-  const std::uint64_t begin = ptx::global_time_ns();
-  while (!ptx::try_wait(barrier, parity)) {
-    if (ptx::global_time_ns() - begin > limit_ns) ptx::fault();
+  constexpr int kTriesBetweenChecks = 1024;  // the timer is slow to read
+  std::uint64_t begin = 0;
+  for (;;) {
+#pragma unroll 1
+    for (int i = 0; i < kTriesBetweenChecks; ++i) {
+      if (ptx::try_wait(barrier, parity)) return;
+    }
+    const std::uint64_t now = ptx::global_time_ns();
+    if (begin == 0) begin = now;
+    if (now - begin > limit_ns) ptx::fault();
   }
 }
 

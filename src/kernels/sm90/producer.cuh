@@ -74,17 +74,21 @@ class Producer {
       slot_.advance();
       if (!go) return;
       const std::int32_t steps = steps_of(call_.geometry(), task.kind);
-      const bool gathers = is_gate_up(task.kind);
-      Rows rows;
-      load_rows(rows);
-      for (std::int32_t step = 0; step < steps; ++step) {
-        wait_phase(ptx::shared_address(&memory_.empty[stage_.place]), stage_.parity ^ 1u, limit());
-        const std::uint32_t full = ptx::shared_address(&memory_.full[stage_.place]);
-        if (thread() == 0) load_operands(task, gathers, step, full);
-        if (gathers) gather(rows, step);
-        ptx::arrive_after_async_copies(full);
-        stage_.advance();
-        prefetch(step, next_row);
+      if (is_gate_up(task.kind)) {
+        Rows rows = load_rows();
+        for (std::int32_t step = 0; step < steps; ++step) {
+          const std::uint32_t full = wait_for_stage();
+          if (thread() == 0) load_gate_up(task, step, full);
+          gather(rows, step);
+          end_stage(full, step, next_row);
+          advance(rows);
+        }
+      } else {
+        for (std::int32_t step = 0; step < steps; ++step) {
+          const std::uint32_t full = wait_for_stage();
+          if (thread() == 0) load_down(task, step, full);
+          end_stage(full, step, next_row);
+        }
       }
       for (std::int32_t step = steps; step <= kLastPrefetchStep; ++step) prefetch(step, next_row);
     }
@@ -200,47 +204,86 @@ class Producer {
 
   // ---- Stages
 
-  // Thread 0: B of one step, and A where it is not gathered.
-  __device__ __forceinline__ void load_operands(const protocol::TaskRecord& task, bool gathers, std::int32_t step,
-                                                std::uint32_t full) const {
-    const bool shared = is_shared(task.kind);
-    const ExpertMaps& maps = shared ? call_.params.shared : call_.params.routed;
+  __device__ __forceinline__ std::uint32_t wait_for_stage() const {
+    wait_phase(ptx::shared_address(&memory_.empty[stage_.place]), stage_.parity ^ 1u, limit());
+    return ptx::shared_address(&memory_.full[stage_.place]);
+  }
+  __device__ __forceinline__ void end_stage(std::uint32_t full, std::int32_t step, const Bf16*& next_row) {
+    ptx::arrive_after_async_copies(full);
+    stage_.advance();
+    prefetch(step, next_row);
+  }
+
+  // Thread 0: B of gate-up, 128 rows of gate and 128 of up.
+  __device__ __forceinline__ void load_gate_up(const protocol::TaskRecord& task, std::int32_t step,
+                                               std::uint32_t full) const {
+    const ExpertMaps& maps = is_shared(task.kind) ? call_.params.shared : call_.params.routed;
     const std::uint32_t b = ptx::shared_address(memory_.stages[stage_.place].b);
     const int depth = step * kStepDepth;
-    if (gathers) {
-      ptx::arrive_expecting(full, kBBytes);
-      const int row = task.column * protocol::kGateUpColumns;
-      ptx::tensor_load(b, &maps.gate, full, depth, row, task.expert);
-      ptx::tensor_load(b + kBBytes / 2, &maps.up, full, depth, row, task.expert);
+    const int row = task.column * protocol::kGateUpColumns;
+    ptx::arrive_expecting(full, kBBytes);
+    if (maps.gate_lies_first) {
+      ptx::tensor_load(b, &maps.gate_up, full, depth, row, 0, task.expert);
     } else {
-      ptx::arrive_expecting(full, kABytes + kBBytes);
-      const Bf16* a = hidden_tile(call_, shared, task.hidden_place) + std::int64_t{step} * (kABytes / 2);
-      ptx::bulk_load(ptx::shared_address(memory_.stages[stage_.place].a), a, kABytes, full);
-      ptx::tensor_load(b, &maps.down, full, depth, task.column * protocol::kDownColumns, task.expert);
+      ptx::tensor_load(b, &maps.gate_up, full, depth, row, 1, task.expert);
+      ptx::tensor_load(b + kBBytes / 2, &maps.gate_up, full, depth, row, 0, task.expert);
     }
   }
 
-  using Rows = const Bf16* [kRowsOfThread];
-
-  // The rows of A that this thread copies a piece of.
-  __device__ __forceinline__ void load_rows(Rows& rows) const {
-#pragma unroll
-    for (int i = 0; i < kRowsOfThread; ++i) rows[i] = memory_.row[thread() / 8 + i * kRowsApart];
+  // Thread 0: A and B of down.
+  __device__ __forceinline__ void load_down(const protocol::TaskRecord& task, std::int32_t step,
+                                            std::uint32_t full) const {
+    const bool shared = is_shared(task.kind);
+    const ExpertMaps& maps = shared ? call_.params.shared : call_.params.routed;
+    const Stage& stage = memory_.stages[stage_.place];
+    const Bf16* a = hidden_tile(call_, shared, task.hidden_place) + std::int64_t{step} * (kABytes / 2);
+    ptx::arrive_expecting(full, kABytes + kBBytes);
+    ptx::bulk_load(ptx::shared_address(stage.a), a, kABytes, full);
+    ptx::tensor_load(ptx::shared_address(stage.b), &maps.down, full, step * kStepDepth,
+                     task.column * protocol::kDownColumns, task.expert);
   }
 
-  // This thread's piece of eight rows; what lies outside is zero.
+  // What this thread gathers: a piece of eight columns of eight rows, and where these pieces lie in the current step.
+  // Registers of their own keep the copies from waiting for one another's addresses. Bit i of `exist` is clear where
+  // row i is zero.
+  struct Rows {
+    const Bf16* from[kRowsOfThread];
+    std::uint32_t exist;
+  };
+  static constexpr std::uint32_t kAllExist = (1u << kRowsOfThread) - 1;
+
+  __device__ __forceinline__ Rows load_rows() const {
+    Rows rows;
+    rows.exist = 0;
+#pragma unroll
+    for (int i = 0; i < kRowsOfThread; ++i) {
+      const Bf16* row = memory_.row[thread() / 8 + i * kRowsApart];
+      rows.exist |= row != nullptr ? 1u << i : 0u;
+      rows.from[i] = row + thread() % 8 * 8;
+    }
+    return rows;
+  }
+  __device__ __forceinline__ static void advance(Rows& rows) {
+#pragma unroll
+    for (int i = 0; i < kRowsOfThread; ++i) rows.from[i] += kStepDepth;
+  }
+
   __device__ __forceinline__ void gather(const Rows& rows, std::int32_t step) const {
     const int piece = thread() % 8;
     const int first_row = thread() / 8;
     const std::uint32_t column = static_cast<std::uint32_t>(step * kStepDepth + piece * 8);
-    const bool inside = column < static_cast<std::uint32_t>(call_.geometry().hidden);
+    const std::uint32_t exist = column < static_cast<std::uint32_t>(call_.geometry().hidden) ? rows.exist : 0u;
     const std::uint32_t to = ptx::shared_address(memory_.stages[stage_.place].a) +
                              static_cast<std::uint32_t>(first_row * kOperandRowBytes + (piece ^ (first_row % 8)) * 16);
+    constexpr std::uint32_t kApart = kRowsApart * kOperandRowBytes;
+    if (exist == kAllExist) {
 #pragma unroll
-    for (int i = 0; i < kRowsOfThread; ++i) {
-      const bool exists = inside && rows[i] != nullptr;
-      ptx::copy_16_or_zero(to + static_cast<std::uint32_t>(i * kRowsApart * kOperandRowBytes),
-                           rows[i] + (exists ? column : 0u), exists ? 16 : 0);
+      for (int i = 0; i < kRowsOfThread; ++i) ptx::copy_16(to + i * kApart, rows.from[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kRowsOfThread; ++i) {
+        ptx::copy_16_or_zero(to + i * kApart, rows.from[i], (exist >> i & 1u) * 16);
+      }
     }
   }
 
