@@ -3,7 +3,8 @@
 #include "moewave/cuda_layer.h"
 
 #include <algorithm>
-#include <cstring>
+#include <cstdlib>
+#include <functional>
 #include <limits>
 #include <set>
 #include <string>
@@ -157,14 +158,24 @@ class CudaLayer::Impl {
     cudaSetDevice(current);
   }
 
+  // `expert_bytes`: from an expert's gate matrix to the next one's, and so for up.
   sm90::ExpertMaps expert_maps(const std::string& kind, const Bf16* gate, const Bf16* up, const Bf16* down,
-                               std::int64_t gate_rows, std::int64_t width, std::int64_t experts) const {
-    const std::int64_t hidden = shape_.hidden;
-    const auto gate_shape =
-        stacked_matrices(hidden, width, experts, gate_rows, sm90::kMapBoxColumns, sm90::kGateBoxRows);
-    const auto down_shape = stacked_matrices(width, hidden, experts, hidden, sm90::kMapBoxColumns, sm90::kDownBoxRows);
-    return {encode_tensor_map(kind + "gate", gate, gate_shape), encode_tensor_map(kind + "up", up, gate_shape),
-            encode_tensor_map(kind + "down", down, down_shape)};
+                               std::int64_t width, std::int64_t experts, std::int64_t expert_bytes) const {
+    check_address(kind + "gate", gate);
+    check_address(kind + "up", up);
+    if (gate == up) throw InputError(kind + "gate and up are the same address; they must be two matrices");
+    const bool gate_lies_first = std::less<>()(gate, up);
+    const Bf16* first = gate_lies_first ? gate : up;
+    const auto distance = static_cast<std::uint64_t>(
+        std::abs(reinterpret_cast<std::intptr_t>(gate) - reinterpret_cast<std::intptr_t>(up)));
+    const TensorMapShape pair =
+        pair_map_shape(shape_.hidden, width, experts, distance, static_cast<std::uint64_t>(expert_bytes),
+                       sm90::kMapBoxColumns, sm90::kGateBoxRows, gate_lies_first ? 2 : 1);
+    return {
+        encode_tensor_map(kind + "gate and up", first, pair),
+        encode_tensor_map(kind + "down", down,
+                          matrix_map_shape(width, shape_.hidden, experts, sm90::kMapBoxColumns, sm90::kDownBoxRows)),
+        gate_lies_first};
   }
 
   WeightMaps::Impl map_weights(std::size_t index, const DeviceWeights& weights) const {
@@ -175,23 +186,25 @@ class CudaLayer::Impl {
     maps.index = index;
     const std::int64_t width = shape_.intermediate;
     const std::int64_t experts = protocol::expert_count(layout_.geometry.experts, layout_.geometry.ranks, rank.rank());
+    const std::int64_t matrix = width * shape_.hidden;
+    const std::int64_t bytes = matrix * static_cast<std::int64_t>(sizeof(Bf16));
     if (experts == 0) {
       // Never loaded: any device memory will do.
       const auto* nothing = static_cast<const Bf16*>(rank.workspace());
-      maps.routed = expert_maps("no ", nothing, nothing, nothing, width, width, 0);
+      maps.routed = expert_maps("no ", nothing, nothing + matrix, nothing, width, 0, 2 * bytes);
     } else if (weights.gate_up != nullptr) {
       if (weights.gate != nullptr || weights.up != nullptr) {
         throw InputError("weights have gate_up and gate or up; allowed are gate_up alone, or gate and up");
       }
-      maps.routed = expert_maps("gate_up, ", weights.gate_up, weights.gate_up + width * shape_.hidden, weights.down,
-                                2 * width, width, experts);
+      maps.routed =
+          expert_maps("gate_up, ", weights.gate_up, weights.gate_up + matrix, weights.down, width, experts, 2 * bytes);
     } else {
-      maps.routed = expert_maps("", weights.gate, weights.up, weights.down, width, width, experts);
+      maps.routed = expert_maps("", weights.gate, weights.up, weights.down, width, experts, bytes);
     }
     const std::int64_t shared = shape_.shared_intermediate;
     if (shared > 0) {
-      maps.shared =
-          expert_maps("shared_", weights.shared_gate, weights.shared_up, weights.shared_down, shared, shared, 1);
+      maps.shared = expert_maps("shared_", weights.shared_gate, weights.shared_up, weights.shared_down, shared, 1,
+                                shared * shape_.hidden * static_cast<std::int64_t>(sizeof(Bf16)));
     }
     return maps;
   }

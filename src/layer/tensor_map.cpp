@@ -2,6 +2,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "transport/cuda_check.h"
 
 namespace moewave {
@@ -36,21 +39,22 @@ EncodeFunction encode_function() {
 CUtensorMap encode_tensor_map(const std::string& name, const Bf16* address, const TensorMapShape& shape) {
   check_map_shape(name, shape);
   check_address(name, address);
-  constexpr int kDimensions = 3;
-  const cuuint64_t sizes[kDimensions] = {shape.columns, shape.rows, shape.matrices};
-  const cuuint64_t strides[kDimensions - 1] = {shape.row_bytes, shape.matrix_bytes};
-  const cuuint32_t box[kDimensions] = {shape.box_columns, shape.box_rows, 1};
-  const cuuint32_t steps[kDimensions] = {1, 1, 1};
+  const cuuint32_t steps[kMapDimensions] = {1, 1, 1, 1};
+  cuuint64_t sizes[kMapDimensions];
+  cuuint64_t strides[kMapDimensions - 1];
+  std::copy(std::begin(shape.sizes), std::end(shape.sizes), sizes);
+  std::copy(std::begin(shape.strides), std::end(shape.strides), strides);
   CUtensorMap map{};
-  const CUresult status =
-      encode_function()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kDimensions, const_cast<Bf16*>(address), sizes, strides,
-                        box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status = encode_function()(
+      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, static_cast<cuuint32_t>(shape.dimensions), const_cast<Bf16*>(address),
+      sizes, strides, shape.box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
-    throw Error("the driver refuses the tensor map of " + name + " (error " + std::to_string(status) + "): [" +
-                std::to_string(shape.matrices) + ", " + std::to_string(shape.rows) + ", " +
-                std::to_string(shape.columns) + "], strides " + std::to_string(shape.matrix_bytes) + " and " +
-                std::to_string(shape.row_bytes) + " bytes");
+    std::string text;
+    for (int i = 0; i < shape.dimensions; ++i) text += (i > 0 ? ", " : "sizes ") + std::to_string(sizes[i]);
+    for (int i = 1; i < shape.dimensions; ++i) text += (i > 1 ? ", " : "; strides ") + std::to_string(strides[i - 1]);
+    throw Error("the driver refuses the tensor map of " + name + " (error " + std::to_string(status) + "): " + text +
+                " bytes");
   }
   return map;
 }

@@ -83,6 +83,7 @@ struct CudaSetup {
   std::int64_t max_tokens = -1;  // -1: as many as the case has
   IdType id_type = IdType::kInt32;
   bool separate_gate_and_up = false;
+  bool up_first = false;  // of separate ones: in memory
 };
 
 /// The smallest ring there is: two segments of one block of tokens each, one tile a minibatch.
@@ -153,7 +154,7 @@ class CudaRun {
 
  private:
   struct RankWeights {
-    DeviceValues<Bf16> gate_up, gate, up, down, shared_gate, shared_up, shared_down;
+    DeviceValues<Bf16> gate_up, down, shared_gate, shared_up, shared_down;
   };
 
   void upload_weights(std::size_t index, const HostWeights& weights) {
@@ -172,9 +173,17 @@ class CudaRun {
         gate.insert(gate.end(), both.begin(), both.begin() + static_cast<std::ptrdiff_t>(matrix));
         up.insert(up.end(), both.begin() + static_cast<std::ptrdiff_t>(matrix), both.end());
       }
-      mine.gate = DeviceValues<Bf16>(device, std::span<const Bf16>(gate));
-      mine.up = DeviceValues<Bf16>(device, std::span<const Bf16>(up));
-      pointers.gate = mine.gate.get(), pointers.up = mine.up.get();
+      // One block of memory, with room between them that is no whole number of rows.
+      const std::size_t apart = gate.size() + 8;
+      mine.gate_up = DeviceValues<Bf16>(device, apart + up.size());
+      Bf16* first = mine.gate_up.get();
+      pointers.gate = setup_.up_first ? first + apart : first;
+      pointers.up = setup_.up_first ? first : first + apart;
+      for (const auto& [to, from] : {std::pair{pointers.gate, &gate}, std::pair{pointers.up, &up}}) {
+        if (from->empty()) continue;
+        check_cuda(cudaMemcpy(const_cast<Bf16*>(to), from->data(), from->size() * sizeof(Bf16), cudaMemcpyDefault),
+                   "cudaMemcpy");
+      }
     } else {
       mine.gate_up = DeviceValues<Bf16>(device, gate_up);
       pointers.gate_up = mine.gate_up.get();
