@@ -11,18 +11,13 @@
 #include <map>
 
 #include "moewave/error.h"
+#include "support/free_port.h"
 #include "support/refusal.h"
 #include "transport/socket.h"
 #include "transport/together.h"
 
 namespace moewave::test {
 namespace {
-
-// Ports of this program's groups; the process number keeps programs that run at the same time apart.
-int next_port() {
-  static int next = 20000 + static_cast<int>(::getpid() % 20000);
-  return next++;
-}
 
 ProcessGroupOptions member(int process, int processes, int port, std::int64_t timeout_ms = 20'000) {
   return {.process = process, .processes = processes, .address = "localhost", .port = port, .timeout_ms = timeout_ms};
@@ -50,7 +45,7 @@ std::vector<std::string> as_processes(const std::vector<ProcessGroupOptions>& me
 }
 
 std::vector<ProcessGroupOptions> members(int processes, std::int64_t timeout_ms = 20'000) {
-  const int port = next_port();
+  const int port = free_port();
   std::vector<ProcessGroupOptions> result;
   for (int p = 0; p < processes; ++p) result.push_back(member(p, processes, port, timeout_ms));
   return result;
@@ -106,7 +101,7 @@ TEST(ProcessGroup, AProcessThatNeverComesIsNamedWithinTheLimit) {
 }
 
 TEST(ProcessGroup, AProcessWithoutAListenerGivesUpWithinTheLimit) {
-  const auto failures = as_processes({member(1, 2, next_port(), 200)}, [](ProcessGroup&) {});
+  const auto failures = as_processes({member(1, 2, free_port(), 200)}, [](ProcessGroup&) {});
   EXPECT_NE(failures[0].find("cannot reach process 0"), std::string::npos) << failures[0];
 }
 

@@ -144,6 +144,14 @@ class CudaLayer::Impl {
         const DeviceGuard guard(device);
         check_cuda(sm90::prepare_forward(), "loading the kernel on device " + std::to_string(device));
       }
+      // The driver loads its own kernels at their first use, which may wait for running ones: for a call that waits for
+      // this rank, say.
+      for (const auto& rank : ranks_) {
+        const DeviceGuard guard(rank->device());
+        if (options.poison) rank->poison(rank->stream());
+        rank->clear_timeline(rank->stream());
+        check_cuda(cudaStreamSynchronize(rank->stream()), "cudaStreamSynchronize");
+      }
     });
     calls_.resize(ranks_.size());
     reset(options.first_epoch);

@@ -11,6 +11,7 @@
 
 #include "device/cuda_run.h"
 #include "kernels/sm90/random_fill.h"
+#include "support/free_port.h"
 #include "support/refusal.h"
 
 extern char** environ;
@@ -245,7 +246,7 @@ TEST(CudaForwardProcess, DISABLED_OneOfSeveral) {
 TEST(CudaForward, RanksOfSeveralProcessesWorkTogether) {
   std::vector<pid_t> children;
   ::setenv("WORLD_SIZE", std::to_string(kProcesses).c_str(), 1);
-  ::setenv("MASTER_PORT", std::to_string(20000 + ::getpid() % 20000).c_str(), 1);
+  ::setenv("MASTER_PORT", std::to_string(free_port()).c_str(), 1);
   for (int process = 0; process < kProcesses; ++process) {
     ::setenv("RANK", std::to_string(process).c_str(), 1);
     std::string arguments[] = {"forward_order_device_test", "--gtest_also_run_disabled_tests",
