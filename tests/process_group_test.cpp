@@ -55,11 +55,12 @@ TEST(ProcessGroup, EveryProcessGetsTheBytesOfAllInOrder) {
   for (const int processes : {1, 2, 5}) {
     const auto failures = as_processes(members(processes), [&](ProcessGroup& group) {
       for (int round = 0; round < 20; ++round) {
-        const auto mine = std::string(static_cast<std::size_t>(group.process() * round), 'x') + "\0y";
+        const auto mine = std::string(static_cast<std::size_t>(group.process() * round), 'x') + std::string("\0y", 2);
         const auto all = group.all_gather(mine);
         ASSERT_EQ(all.size(), static_cast<std::size_t>(processes));
         for (int p = 0; p < processes; ++p) {
-          EXPECT_EQ(all[static_cast<std::size_t>(p)], std::string(static_cast<std::size_t>(p * round), 'x') + "\0y");
+          EXPECT_EQ(all[static_cast<std::size_t>(p)],
+                    std::string(static_cast<std::size_t>(p * round), 'x') + std::string("\0y", 2));
         }
         group.barrier();
       }

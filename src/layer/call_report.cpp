@@ -12,7 +12,8 @@ void count_rows(const ReportSource& source, RankStats& stats, CallReport* report
   const std::size_t matrix_row = static_cast<std::size_t>(source.rank) * static_cast<std::size_t>(geometry.ranks);
   for (std::int32_t tile = 0; tile < schedule.totals->tiles; ++tile) {
     const protocol::Tile& info = schedule.tiles[tile];
-    if (report != nullptr) report->expert_rows[static_cast<std::size_t>(first + info.expert)] += info.rows;
+    if (report != nullptr)
+      report->expert_rows[static_cast<std::size_t>(first) + static_cast<std::size_t>(info.expert)] += info.rows;
     for (int i = 0; i < info.rows; ++i) {
       const int owner = schedule.row_route[std::int64_t{tile} * protocol::kTileRows + i].rank;
       if (owner == source.rank) continue;

@@ -14,7 +14,7 @@ constexpr int kMostProcesses = 1024;
 constexpr int kMostPort = 65535;
 
 std::optional<std::string> variable(const char* name) {
-  const char* value = std::getenv(name);
+  const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nobody sets it meanwhile
   return value == nullptr ? std::nullopt : std::optional<std::string>(value);
 }
 

@@ -10,8 +10,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <memory>
+#include <system_error>
 #include <thread>
 
 #include "moewave/error.h"
@@ -21,7 +21,7 @@ namespace {
 
 constexpr auto kBetweenAttempts = std::chrono::milliseconds(20);
 
-[[noreturn]] void fail(int error) { throw Error(std::strerror(error)); }
+[[noreturn]] void fail(int error) { throw Error(std::generic_category().message(error)); }
 
 int milliseconds_until(Deadline deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
@@ -127,7 +127,7 @@ Socket Socket::connect_to(const std::string& address, int port, Deadline deadlin
       last_error = error;
     }
     if (std::chrono::steady_clock::now() + kBetweenAttempts >= deadline) {
-      throw Error("timed out (" + std::string(std::strerror(last_error)) + ")");
+      throw Error("timed out (" + std::generic_category().message(last_error) + ")");
     }
     std::this_thread::sleep_for(kBetweenAttempts);
   }
