@@ -44,7 +44,6 @@ class Consumer {
   static constexpr std::int32_t kCountStep = kPieces + 3;  // by then the stores of h have arrived
 
   __device__ __forceinline__ static bool is_leader() { return threadIdx.x == kProducerThreads; }
-  __device__ __forceinline__ static bool is_first_lane() { return threadIdx.x % kWarp == 0; }
   __device__ __forceinline__ std::uint64_t limit() const {
     return 4 * call_.params.pipeline_limit_ns + call_.params.entry_limit_ns;
   }
@@ -66,9 +65,12 @@ class Consumer {
     ptx::commit_products();
   }
 
-  // The stage before the current one has been read.
+  // The stage before the current one has been read: both blocks of the pair, which fill it together, are told.
   __device__ __forceinline__ void free_last_stage() {
-    if (is_first_lane()) ptx::arrive(ptx::shared_address(&memory_.empty[(stage_.place + kStages - 1) % kStages]));
+    const std::uint32_t lane = threadIdx.x % kWarp;
+    if (lane >= kPair) return;
+    const std::uint32_t empty = ptx::shared_address(&memory_.empty[(stage_.place + kStages - 1) % kStages]);
+    ptx::arrive_cluster(ptx::map_shared(empty, lane));
   }
 
   template <int kStep>
@@ -105,7 +107,7 @@ class Consumer {
 
   // All of A has arrived in shared memory.
   __device__ __forceinline__ void count_reads(const protocol::TaskRecord& task) const {
-    if (!is_leader() || is_shared(task.kind)) return;
+    if (!is_leader() || is_shared(task.kind) || task.rows == 0) return;
     const protocol::Counters& counters = call_.params.layout.counters;
     if (!is_gate_up(task.kind)) {
       ptx::add_release_gpu(call_.counter(counters.minibatch_done + task.minibatch), 1);
