@@ -19,9 +19,6 @@ struct Geometry {
 
   std::int32_t minibatch_tiles = 1;
   std::int32_t interleave_tasks = 1;  // tasks of one kind that follow one another where kinds are interleaved
-  // Tasks that are taken at once, by as many SMs: 1, or 2 where a pair of SMs shares what two neighbouring row tiles have
-  // in common.
-  std::int32_t tasks_at_once = 1;
   // Token copies and backward rows lie in `segments` equal parts. One segment: it holds everything and nothing is
   // reused. Two: macrobatch m lies in segment m % 2.
   int segments = 1;
@@ -50,10 +47,8 @@ struct Geometry {
   }
   MOEWAVE_HD std::int64_t max_forward_tasks() const {
     const std::int64_t shared_tiles = shared_intermediate > 0 ? ceil_div(max_tokens, kTileRows) : 0;
-    // A macrobatch with an odd number of tiles leaves a place without one.
-    const std::int64_t tile_places = max_tiles() + (tasks_at_once - 1) * max_macrobatches();
-    return tile_places * (gate_up_blocks() + down_blocks()) +
-           round_up(shared_tiles, tasks_at_once) * (blocks(shared_intermediate, kGateUpColumns) + down_blocks());
+    return max_tiles() * (gate_up_blocks() + down_blocks()) +
+           shared_tiles * (blocks(shared_intermediate, kGateUpColumns) + down_blocks());
   }
   MOEWAVE_HD int min_minibatches() const { return segments == 1 ? 1 : 2; }
   MOEWAVE_HD std::int64_t max_minibatches() const {

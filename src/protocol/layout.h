@@ -117,9 +117,8 @@ struct SharedLayout {
 
 /// A task with what a kernel needs of it and of its tile, so that one read fetches all.
 struct alignas(16) TaskRecord {
-  std::int16_t kind;          // TaskKind
-  std::int16_t shares_expert; // 1: the other task of the pair has the same expert's weights
-  std::int32_t rows;          // valid rows of the tile; 0: the pair has no such task, nothing is to come out of it
+  std::int32_t kind;  // TaskKind
+  std::int32_t rows;  // valid rows of the tile
   std::int32_t expert;
   std::int32_t tile;
   std::int32_t column;

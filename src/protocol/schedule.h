@@ -45,7 +45,6 @@ struct Macrobatch {
   std::int32_t tile_begin;
   std::int32_t pull_begin;
   std::int32_t minibatch_begin;
-  std::int32_t odd_before;  // earlier macrobatches with an odd number of tiles
 };
 
 struct Minibatch {
@@ -339,11 +338,10 @@ MOEWAVE_HD void assign_groups(const ScheduleTask& task) {
   std::int64_t rows = 0;
   std::int64_t groups = 0;
   std::int32_t minibatches = 0;
-  std::int32_t odd = 0;
   const std::int32_t macrobatches = schedule.totals->macrobatches;
   for (std::int32_t m = 0; m < macrobatches; ++m) {
     Macrobatch macrobatch{schedule.macrobatches[m].block_begin, static_cast<std::int32_t>(tiles),
-                          static_cast<std::int32_t>(pulls), minibatches, odd};
+                          static_cast<std::int32_t>(pulls), minibatches};
     if (Lanes::id() == 0) schedule.macrobatches[m] = macrobatch;
     const std::int64_t first_group = groups;
     for (std::int32_t base = 0; base < experts; base += Lanes::width()) {
@@ -390,7 +388,6 @@ MOEWAVE_HD void assign_groups(const ScheduleTask& task) {
       atomic_add(&schedule.minibatches[minibatch_of_tile(geometry, macrobatch, last_tile)].group_begin, 1);
     }
     minibatches += count;
-    odd += macrobatch_tiles % 2;
     Lanes::sync();
   }
 
@@ -409,7 +406,7 @@ MOEWAVE_HD void assign_groups(const ScheduleTask& task) {
   }
   if (Lanes::id() == 0) {
     const std::int32_t end = static_cast<std::int32_t>(tiles);
-    schedule.macrobatches[macrobatches] = {task.blocks(), end, static_cast<std::int32_t>(pulls), minibatches, odd};
+    schedule.macrobatches[macrobatches] = {task.blocks(), end, static_cast<std::int32_t>(pulls), minibatches};
     schedule.minibatches[minibatches] = {end, 0, 0, macrobatches};
     schedule.totals->minibatches = minibatches;
     schedule.totals->tiles = end;

@@ -49,7 +49,6 @@ struct Task {
   std::int32_t tile;       // of the row table; of the rank's own tokens for the shared expert; wgrad: unused
   std::int32_t column;     // column block; wgrad: block of the weight matrices
   std::int32_t group;      // wgrad
-  std::int32_t count = 1;  // tasks taken at once: this one and those of the next tiles (wgrad: of the next blocks)
 };
 
 /// Place in a minibatch's (or the shared expert's) tiles x columns, by groups of kRasterTiles tiles: within a group all
@@ -59,11 +58,10 @@ struct RasterPlace {
   std::int32_t column;
 };
 
-MOEWAVE_HD inline RasterPlace raster(std::int32_t index, std::int32_t tiles, std::int32_t columns,
-                                     std::int32_t tiles_of_group = kRasterTiles) {
-  const std::int32_t group = index / (tiles_of_group * columns);
-  const std::int32_t first_tile = group * tiles_of_group;
-  const std::int32_t group_tiles = static_cast<std::int32_t>(min64(tiles_of_group, tiles - first_tile));
+MOEWAVE_HD inline RasterPlace raster(std::int32_t index, std::int32_t tiles, std::int32_t columns) {
+  const std::int32_t group = index / (kRasterTiles * columns);
+  const std::int32_t first_tile = group * kRasterTiles;
+  const std::int32_t group_tiles = static_cast<std::int32_t>(min64(kRasterTiles, tiles - first_tile));
   const std::int32_t in_group = index - first_tile * columns;
   return {first_tile + in_group % group_tiles, in_group / group_tiles};
 }
@@ -97,13 +95,10 @@ MOEWAVE_HD inline Interleaved interleave(std::int64_t index, std::int64_t first,
 
 /// The tasks of one direction. Built from a finished schedule, or from geometry and tokens alone when the rank has no
 /// rows.
-///
-/// With tasks_at_once = 2 (forward only) a number stands for two tasks: the same column block of two neighbouring tiles
-/// of a minibatch. The last tile of a macrobatch may be alone. Two tiles mostly belong to one expert.
 class TaskOrder {
  public:
   MOEWAVE_HD TaskOrder(const Geometry& geometry, const Schedule& schedule, std::int32_t own_tokens, bool backward)
-      : geometry_(geometry), schedule_(schedule), backward_(backward), at_once_(backward ? 1 : geometry.tasks_at_once) {
+      : geometry_(geometry), schedule_(schedule), backward_(backward) {
     const std::int32_t tiles = Geometry::blocks(own_tokens, kTileRows);
     const bool shared = geometry.shared_intermediate > 0;
     shared_tiles_ = shared ? tiles : 0;
@@ -111,7 +106,6 @@ class TaskOrder {
     saved_tiles_ = static_cast<std::int32_t>(geometry.saved_rows / kTileRows);
   }
 
-  /// Of task numbers.
   MOEWAVE_HD std::int64_t size() const { return shared_tasks() + tasks_before_step(steps()); }
 
   MOEWAVE_HD Task task(std::int64_t number) const {
@@ -152,20 +146,9 @@ class TaskOrder {
     return static_cast<std::int32_t>(max64(0, min64(minibatch, schedule_.totals->minibatches)));
   }
 
-  // Tiles, or pairs of tiles. Minibatches have an even number of tiles, but for the last ones of a macrobatch.
-  MOEWAVE_HD std::int64_t places_before(std::int32_t minibatch) const {
-    const std::int64_t tiles = tiles_before(minibatch);
-    if (at_once_ == 1) return tiles;
-    return (tiles + schedule_.macrobatches[schedule_.minibatches[clamp(minibatch)].macrobatch].odd_before + 1) / 2;
-  }
-  MOEWAVE_HD std::int64_t places_in(std::int32_t minibatch) const {
-    return places_before(minibatch + 1) - places_before(minibatch);
-  }
-  MOEWAVE_HD std::int64_t shared_places() const { return (shared_tiles_ + at_once_ - 1) / at_once_; }
-
   MOEWAVE_HD std::int64_t tasks_before_step(std::int32_t step) const {
     if (!backward_) {
-      return places_before(step) * geometry_.gate_up_blocks() + places_before(step - 1) * geometry_.down_blocks();
+      return tiles_before(step) * geometry_.gate_up_blocks() + tiles_before(step - 1) * geometry_.down_blocks();
     }
     return recomputed_before(step) * geometry_.gate_up_blocks() + tiles_before(step - 1) * geometry_.dh_blocks() +
            tiles_before(step - 2) * geometry_.dx_blocks() + groups_before(step - 2) * geometry_.wgrad_blocks();
@@ -187,11 +170,8 @@ class TaskOrder {
 
   MOEWAVE_HD Task row_task(TaskKind kind, std::int32_t minibatch, std::int32_t first_tile, std::int64_t index,
                            std::int64_t tiles, std::int32_t columns) const {
-    const std::int32_t places = static_cast<std::int32_t>((tiles + at_once_ - 1) / at_once_);
-    const RasterPlace place = raster(static_cast<std::int32_t>(index), places, columns, kRasterTiles / at_once_);
-    const std::int32_t tile = place.tile * at_once_;
-    return {kind, minibatch, first_tile + tile,
-            place.column, -1, static_cast<std::int32_t>(min64(at_once_, tiles - tile))};
+    const RasterPlace place = raster(static_cast<std::int32_t>(index), static_cast<std::int32_t>(tiles), columns);
+    return {kind, minibatch, first_tile + place.tile, place.column, -1};
   }
 
   MOEWAVE_HD std::int64_t tiles_in(std::int32_t minibatch) const {
@@ -205,10 +185,9 @@ class TaskOrder {
   }
 
   MOEWAVE_HD Task forward_task(std::int32_t step, std::int64_t index) const {
-    const std::int64_t gate_up = places_in(step) * geometry_.gate_up_blocks();
-    const std::int64_t down = places_in(step - 1) * geometry_.down_blocks();
-    const Interleaved pick =
-        interleave(index, gate_up, down, (geometry_.interleave_tasks + at_once_ - 1) / at_once_);
+    const std::int64_t gate_up = tiles_in(step) * geometry_.gate_up_blocks();
+    const std::int64_t down = tiles_in(step - 1) * geometry_.down_blocks();
+    const Interleaved pick = interleave(index, gate_up, down, geometry_.interleave_tasks);
     if (pick.is_first) return minibatch_task(TaskKind::kGateUp, step, pick.index, geometry_.gate_up_blocks());
     return minibatch_task(TaskKind::kDown, step - 1, pick.index, geometry_.down_blocks());
   }
@@ -237,7 +216,7 @@ class TaskOrder {
   // The shared expert's tasks, kind after kind.
   MOEWAVE_HD std::int64_t shared_tasks() const {
     if (geometry_.shared_intermediate == 0) return 0;
-    if (!backward_) return shared_places() * (shared_gate_up_blocks() + geometry_.down_blocks());
+    if (!backward_) return shared_tiles_ * (shared_gate_up_blocks() + geometry_.down_blocks());
     return shared_tiles_ * (shared_recompute_blocks() + shared_dh_blocks() + geometry_.dx_blocks()) + shared_wgrad_;
   }
   MOEWAVE_HD std::int64_t shared_gate_up_blocks() const {
@@ -259,11 +238,11 @@ class TaskOrder {
     const int kinds = backward_ ? 3 : 2;
     for (int i = 0; i < kinds; ++i) {
       const std::int64_t blocks = backward_ ? backward_blocks[i] : forward_blocks[i];
-      if (number < shared_places() * blocks) {
+      if (number < shared_tiles_ * blocks) {
         return row_task(backward_ ? backward[i] : forward[i], -1, 0, number, shared_tiles_,
                         static_cast<std::int32_t>(blocks));
       }
-      number -= shared_places() * blocks;
+      number -= shared_tiles_ * blocks;
     }
     return {TaskKind::kSharedWgrad, -1, -1, static_cast<std::int32_t>(number), -1};
   }
@@ -283,7 +262,6 @@ class TaskOrder {
   Geometry geometry_;
   Schedule schedule_;
   bool backward_;
-  std::int32_t at_once_;
   std::int32_t shared_tiles_;
   std::int32_t saved_tiles_;
   std::int64_t shared_wgrad_;

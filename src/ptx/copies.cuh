@@ -77,25 +77,4 @@ __device__ __forceinline__ void tensor_load(std::uint32_t shared, const CUtensor
       : "memory");
 }
 
-/// The same into the same place of all blocks of the cluster that `blocks` has a bit for; each block's own `barrier`
-/// counts the bytes.
-__device__ __forceinline__ void tensor_load_to(std::uint16_t blocks, std::uint32_t shared, const CUtensorMap* map,
-                                               std::uint32_t barrier, int c0, int c1, int c2) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-      " [%0], [%1, {%3, %4, %5}], [%2], %6;"
-      :
-      : "r"(shared), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "h"(blocks)
-      : "memory");
-}
-__device__ __forceinline__ void tensor_load_to(std::uint16_t blocks, std::uint32_t shared, const CUtensorMap* map,
-                                               std::uint32_t barrier, int c0, int c1, int c2, int c3) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-      " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;"
-      :
-      : "r"(shared), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "h"(blocks)
-      : "memory");
-}
-
 }  // namespace moewave::ptx

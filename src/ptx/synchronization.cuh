@@ -96,13 +96,6 @@ __device__ __forceinline__ std::uint64_t global_time_ns() {
   return now;
 }
 
-/// %tid.x, read anew at every call: what is computed from it is not kept in registers.
-__device__ __forceinline__ std::uint32_t thread_index() {
-  std::uint32_t index;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
-  return index;
-}
-
 __device__ __forceinline__ std::uint32_t sm_id() {
   std::uint32_t id;
   asm volatile("mov.u32 %0, %%smid;" : "=r"(id));

@@ -4,16 +4,10 @@
 #include <cstdint>
 
 #include "protocol/layout.h"
-#include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/synchronization.cuh"
 
 namespace moewave::sm90 {
-
-// ---- Blocks: two make a pair, a cluster. They take their tasks together: the same columns of two neighbouring tiles, so
-// that each loads one half of B for both where the tiles belong to one expert.
-
-inline constexpr int kPair = 2;
 
 // ---- Threads: one warpgroup loads, two multiply 64 rows of a tile each.
 
@@ -49,24 +43,9 @@ inline constexpr int kSlots = 3;
 inline constexpr int kStagingRows = 8;
 inline constexpr int kStagingPitch = protocol::kDownColumns * 2 + 16;
 inline constexpr int kStagingBytes = kStagingRows * kStagingPitch;
-static_assert(kStagingBytes % 128 == 0);
 
 // Dispatch: each warp moves token rows through a buffer of its own.
 inline constexpr int kDispatchBytes = 16384;
-
-/// A place in a ring of barriers and the parity of its current round.
-template <int kPlaces>
-struct Cursor {
-  std::uint32_t place = 0;
-  std::uint32_t parity = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++place == kPlaces) {
-      place = 0;
-      parity ^= 1u;
-    }
-  }
-};
 
 struct Stage {
   std::uint8_t a[kABytes];
@@ -81,7 +60,7 @@ struct BlockMemory {
     Stage stages[kStages];
     std::uint8_t dispatch[kWarps][kDispatchBytes];
   };
-  alignas(128) std::uint8_t staging[kConsumerWarps][kStagingBytes];
+  std::uint8_t staging[kConsumerWarps][kStagingBytes];
   const Bf16* row[protocol::kTileRows];  // the rows that the producer gathers, null: zeros
   protocol::TaskRecord slot[kSlots];     // what the consumers are to do next
   protocol::TaskRecord next;             // the producer's next task
@@ -90,19 +69,12 @@ struct BlockMemory {
   ptx::Mbarrier slot_full[kSlots];
   ptx::Mbarrier slot_free[kSlots];
   ptx::Mbarrier pulled[kWarps];
-  ptx::Mbarrier ticket_came;  // from the pair's first block
-  ptx::Mbarrier other_ready;  // the pair's other block has what its task needs, or stops
-  std::uint32_t epoch;  // of the call
   std::uint32_t ticket;
-  std::uint32_t other_goes;  // with other_ready: 0, it stops
   std::uint32_t go;
   std::uint32_t all_left;
   // What the producer's first thread knows; here because its registers are few.
   std::int32_t minibatches_pulled;  // the first minibatch whose pulls are not known to be done
   std::int32_t minibatches_done;    // the first one whose down tasks are not known to be done
-  std::uint32_t pair_parity;        // of ticket_came and other_ready
-  Cursor<kSlots> next_slot;         // for its next task
-  std::uint32_t loading;            // the slot of its current task
   std::uint64_t wait_begin_ns;      // for the timeline
   std::uint64_t task_begin_ns;      // of the consumers' task, likewise
 };
@@ -112,35 +84,46 @@ __device__ __forceinline__ void init_barriers(BlockMemory& memory) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       ptx::init_mbarrier(ptx::shared_address(&memory.full[i]), kProducerThreads + 1);
-      ptx::init_mbarrier(ptx::shared_address(&memory.empty[i]), kPair * kConsumerWarps);
+      ptx::init_mbarrier(ptx::shared_address(&memory.empty[i]), kConsumerWarps);
     }
     for (int i = 0; i < kSlots; ++i) {
       ptx::init_mbarrier(ptx::shared_address(&memory.slot_full[i]), 1);
       ptx::init_mbarrier(ptx::shared_address(&memory.slot_free[i]), kConsumerWarps);
     }
-    ptx::init_mbarrier(ptx::shared_address(&memory.ticket_came), 1);
-    ptx::init_mbarrier(ptx::shared_address(&memory.other_ready), 1);
     for (ptx::Mbarrier& barrier : memory.pulled) ptx::init_mbarrier(ptx::shared_address(&barrier), kWarp);
     ptx::fence_mbarrier_init();
   }
-  ptx::sync_cluster();
+  __syncthreads();
 }
 
 /// Waits for the end of a phase of a barrier in shared memory. Every such wait ends by the block's own doing, or after
 /// the producer's own bounded waits; that one does not is a fault of the kernel, which ends the launch with an error.
-template <bool (*kTryWait)(std::uint32_t, std::uint32_t) = ptx::try_wait>
 __device__ __forceinline__ void wait_phase(std::uint32_t barrier, std::uint32_t parity, std::uint64_t limit_ns) {
   constexpr int kTriesBetweenChecks = 1024;  // the timer is slow to read
   std::uint64_t begin = 0;
   for (;;) {
 #pragma unroll 1
     for (int i = 0; i < kTriesBetweenChecks; ++i) {
-      if (kTryWait(barrier, parity)) return;
+      if (ptx::try_wait(barrier, parity)) return;
     }
     const std::uint64_t now = ptx::global_time_ns();
     if (begin == 0) begin = now;
     if (now - begin > limit_ns) ptx::fault();
   }
 }
+
+/// A place in a ring of barriers and the parity of its current round.
+template <int kPlaces>
+struct Cursor {
+  std::uint32_t place = 0;
+  std::uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++place == kPlaces) {
+      place = 0;
+      parity ^= 1u;
+    }
+  }
+};
 
 }  // namespace moewave::sm90

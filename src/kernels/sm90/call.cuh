@@ -23,7 +23,8 @@ struct Call {
   const ForwardParams& params;
   std::uint32_t epoch;
 
-  __device__ __forceinline__ Call(const ForwardParams& p, std::uint32_t e) : params(p), epoch(e) {}
+  __device__ __forceinline__ explicit Call(const ForwardParams& p)
+      : params(p), epoch(*p.layout.workspace.epoch.at(p.workspace) + 1) {}
 
   // ---- Memory
 

@@ -44,6 +44,7 @@ class Consumer {
   static constexpr std::int32_t kCountStep = kPieces + 3;  // by then the stores of h have arrived
 
   __device__ __forceinline__ static bool is_leader() { return threadIdx.x == kProducerThreads; }
+  __device__ __forceinline__ static bool is_first_lane() { return threadIdx.x % kWarp == 0; }
   __device__ __forceinline__ std::uint64_t limit() const {
     return 4 * call_.params.pipeline_limit_ns + call_.params.entry_limit_ns;
   }
@@ -65,12 +66,9 @@ class Consumer {
     ptx::commit_products();
   }
 
-  // The stage before the current one has been read: both blocks of the pair, which fill it together, are told.
+  // The stage before the current one has been read.
   __device__ __forceinline__ void free_last_stage() {
-    const std::uint32_t lane = threadIdx.x % kWarp;
-    if (lane >= kPair) return;
-    const std::uint32_t empty = ptx::shared_address(&memory_.empty[(stage_.place + kStages - 1) % kStages]);
-    ptx::arrive_cluster(ptx::map_shared(empty, lane));
+    if (is_first_lane()) ptx::arrive(ptx::shared_address(&memory_.empty[(stage_.place + kStages - 1) % kStages]));
   }
 
   template <int kStep>
@@ -107,7 +105,7 @@ class Consumer {
 
   // All of A has arrived in shared memory.
   __device__ __forceinline__ void count_reads(const protocol::TaskRecord& task) const {
-    if (!is_leader() || is_shared(task.kind) || task.rows == 0) return;
+    if (!is_leader() || is_shared(task.kind)) return;
     const protocol::Counters& counters = call_.params.layout.counters;
     if (!is_gate_up(task.kind)) {
       ptx::add_release_gpu(call_.counter(counters.minibatch_done + task.minibatch), 1);

@@ -169,32 +169,27 @@ __device__ __forceinline__ void abandon(const Call& call, const EntryMemory& mem
   ptx::store_release_system(&host.has_verdict, 1);
 }
 
-// What a block of a pair needs of its task, looked up once. The block that has none shares what it can with the other.
+// What the kernel needs of a task, looked up once.
 __device__ __forceinline__ protocol::TaskRecord describe(const protocol::Geometry& geometry,
                                                          const protocol::Schedule& schedule, std::int64_t tokens,
-                                                         const protocol::Task& task, std::int32_t block) {
+                                                         const protocol::Task& task) {
   protocol::TaskRecord record{};
-  record.kind = static_cast<std::int16_t>(task.kind);
+  record.kind = static_cast<std::int32_t>(task.kind);
+  record.tile = task.tile;
   record.column = task.column;
   record.minibatch = task.minibatch;
-  const bool exists = block < task.count;
-  const std::int32_t tile = exists ? task.tile + block : task.tile;
-  record.tile = tile;
-  record.shares_expert = 1;
   if (task.minibatch < 0) {
-    const std::int64_t rows = tokens - std::int64_t{tile} * protocol::kTileRows;
-    record.rows = exists ? static_cast<std::int32_t>(protocol::min64(protocol::kTileRows, rows)) : 0;
-    record.hidden_place = tile;
+    record.rows = static_cast<std::int32_t>(
+        protocol::min64(protocol::kTileRows, tokens - std::int64_t{task.tile} * protocol::kTileRows));
+    record.hidden_place = task.tile;
     return record;
   }
-  const protocol::Tile info = schedule.tiles[tile];
-  record.rows = exists ? info.rows : 0;
-  record.expert = info.expert;
-  record.macrobatch = info.macrobatch;
-  record.hidden_place = (task.minibatch % protocol::kHiddenSlots) * geometry.minibatch_tiles + tile -
+  const protocol::Tile tile = schedule.tiles[task.tile];
+  record.rows = tile.rows;
+  record.expert = tile.expert;
+  record.macrobatch = tile.macrobatch;
+  record.hidden_place = (task.minibatch % protocol::kHiddenSlots) * geometry.minibatch_tiles + task.tile -
                         schedule.minibatches[task.minibatch].tile_begin;
-  const bool same = task.count < kPair || schedule.tiles[task.tile].expert == schedule.tiles[task.tile + 1].expert;
-  record.shares_expert = same ? 1 : 0;
   return record;
 }
 
@@ -219,12 +214,7 @@ __device__ __forceinline__ bool make_schedule(const Call& call, EntryMemory& mem
   const protocol::TaskOrder order(geometry, schedule, static_cast<std::int32_t>(p.tokens), false);
   const std::int64_t count = order.size();
   protocol::TaskRecord* tasks = call.workspace(p.layout.workspace.tasks);
-  for_each_item(count, [&](std::int64_t i) {
-    const protocol::Task task = order.task(i);
-    for (std::int32_t block = 0; block < kPair; ++block) {
-      tasks[kPair * i + block] = describe(geometry, schedule, p.tokens, task, block);
-    }
-  });
+  for_each_item(count, [&](std::int64_t i) { tasks[i] = describe(geometry, schedule, p.tokens, order.task(i)); });
   if (blockIdx.x == 0) {
     std::int32_t* kept = p.layout.context.tokens_per_rank.at(p.context);
     for (int rank = static_cast<int>(threadIdx.x); rank < call.ranks(); rank += kThreads) {

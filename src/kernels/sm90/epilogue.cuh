@@ -43,7 +43,6 @@ class Epilogue {
 
   /// Takes over the sums of the task in `slot`.
   __device__ __forceinline__ void take(std::uint32_t slot, const float (&sums)[ptx::kAccumulators]) {
-    if (memory_.slot[slot].rows == 0) return free_slot(slot);
     pending_ = static_cast<std::int32_t>(slot);
     const std::int32_t kind = memory_.slot[slot].kind;
     const float clamp = is_gate_up(kind) ? clamp_of(kind) : INFINITY;
@@ -78,7 +77,8 @@ class Epilogue {
     const protocol::TaskRecord& task = memory_.slot[pending_];
     const bool counts = is_gate_up(task.kind) && lane() == 0;
     hidden_count_ = counts ? hidden_counter(call_, is_shared(task.kind), task.tile) : nullptr;
-    free_slot(static_cast<std::uint32_t>(pending_));
+    __syncwarp();
+    if (lane() == 0) ptx::arrive(ptx::shared_address(&memory_.slot_free[pending_]));
     pending_ = -1;
   }
 
@@ -99,16 +99,9 @@ class Epilogue {
   }
 
  private:
-  // Computed anew where they are needed: registers are scarce while pieces are pending.
-  __device__ __forceinline__ static int lane() { return static_cast<int>(ptx::thread_index() % kWarp); }
-  __device__ __forceinline__ static int warp() {
-    return static_cast<int>((ptx::thread_index() - kProducerThreads) / kWarp);
-  }
+  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
+  __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x - kProducerThreads) / kWarp; }
   __device__ __forceinline__ std::uint32_t staging() const { return ptx::shared_address(memory_.staging[warp()]); }
-  __device__ __forceinline__ void free_slot(std::uint32_t slot) const {
-    __syncwarp();
-    if (lane() == 0) ptx::arrive(ptx::shared_address(&memory_.slot_free[slot]));
-  }
   __device__ __forceinline__ float clamp_of(std::int32_t kind) const {
     return is_shared(kind) ? call_.params.shared_clamp : call_.params.clamp;
   }
@@ -158,12 +151,11 @@ class Epilogue {
       const bool inside = first_column + i / 2 * 8 < width;
       hidden[i] = inside ? swiglu_pair(packed_[at], packed_[at + kPacked / 2], clamp) : 0;
     }
-    const std::uint32_t lane_now = static_cast<std::uint32_t>(lane());
-    const std::uint32_t row = lane_now % 16;
-    const std::uint32_t group = 2 * (kPiece % 4) + lane_now / 16;  // of eight columns, in their 64
-    ptx::store_matrices(
-        staging() + (kPiece / 4) * kHiddenChunkBytes + row * kOperandRowBytes + (group ^ (row % 8)) * 16, hidden[0],
-        hidden[1], hidden[2], hidden[3]);
+    const int row = lane() % 16;
+    const int group = 2 * (kPiece % 4) + lane() / 16;  // of 8 columns, in its 64
+    ptx::store_matrices(staging() + static_cast<std::uint32_t>((kPiece / 4) * kHiddenChunkBytes +
+                                                               row * kOperandRowBytes + (group ^ (row % 8)) * 16),
+                        hidden[0], hidden[1], hidden[2], hidden[3]);
     if constexpr (kPiece == kPieces - 1) {
       end_staging();
       if (lane() == 0) {
@@ -179,12 +171,11 @@ class Epilogue {
   __device__ __forceinline__ void down_piece(const protocol::TaskRecord& task) {
     constexpr int kHalf = kPiece / 4;
     if constexpr (kPiece % 4 == 0) wait_for_staging();
-    const std::uint32_t lane_now = static_cast<std::uint32_t>(lane());
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int first_group = 8 * (kPiece % 4) + 4 * i;
       ptx::store_matrices(
-          staging() + (lane_now % 8) * kStagingPitch + (static_cast<std::uint32_t>(first_group) + lane_now / 8) * 16,
+          staging() + static_cast<std::uint32_t>((lane() % 8) * kStagingPitch + (first_group + lane() / 8) * 16),
           packed_[2 * first_group + kHalf], packed_[2 * first_group + 2 + kHalf], packed_[2 * first_group + 4 + kHalf],
           packed_[2 * first_group + 6 + kHalf]);
     }

@@ -13,65 +13,50 @@ namespace {
 
 extern __shared__ __align__(1024) std::uint8_t dynamic_memory[];
 
-// Entry to dispatch, by all threads of a block. False on all of them when there is nothing to compute.
-__device__ __forceinline__ bool prepare(const Call& call, BlockMemory& memory, EntryMemory& entry_memory) {
-  const Track track(call.params.trace, 0);
+__global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_constant__ ForwardParams params) {
+  BlockMemory& memory = *reinterpret_cast<BlockMemory*>(dynamic_memory);
+  EntryMemory& entry_memory = *reinterpret_cast<EntryMemory*>(dynamic_memory);
+  const Call call(params);
+  const Track track(params.trace, 0);
   const bool records = threadIdx.x == 0;
-  if (__syncthreads_or(threadIdx.x == 0 && call.is_stopped() ? 1 : 0) != 0) return false;
+  init_barriers(memory);
+  if (__syncthreads_or(threadIdx.x == 0 && call.is_stopped() ? 1 : 0) != 0) return;
 
   std::uint64_t begin = track.now();
   GridRounds rounds;
   const Entered entered = enter(call, entry_memory, rounds);
   if (entered == Entered::kAbandoned) abandon(call, entry_memory);
-  if (entered != Entered::kGo) return false;
+  if (entered != Entered::kGo) return;
   if (records) track.record(TraceName::kEntry, begin);
 
   begin = track.now();
-  if (!make_schedule(call, entry_memory, rounds)) return false;
+  if (!make_schedule(call, entry_memory, rounds)) return;
   if (records) track.record(TraceName::kSchedule, begin);
 
-  if (static_cast<int>(blockIdx.x) < call.params.comm_blocks) {
+  if (static_cast<int>(blockIdx.x) < params.comm_blocks) {
     begin = track.now();
-    if (!dispatch(call, memory)) return false;
+    if (!dispatch(call, memory)) return;
     if (records) track.record(TraceName::kDispatch, begin);
   }
   ptx::fence_proxy_async();  // the stages held ordinary data
   __syncthreads();
-  return true;
-}
-
-// All consumer threads, when no task is left.
-__device__ __forceinline__ void exit_call(const Call& call, BlockMemory& memory) {
-  const Track track(call.params.trace, 0);
-  const bool records = threadIdx.x == kProducerThreads;
-  if (records) memory.task_begin_ns = track.now();
-  const bool all_left = leave(call, memory);
-  if (records) track.record(TraceName::kExit, memory.task_begin_ns);
-  if (!all_left) return;
-  if (records) memory.task_begin_ns = track.now();
-  merge(call);
-  if (records) track.record(TraceName::kMerge, memory.task_begin_ns);
-}
-
-__global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(kThreads, 1)
-    forward_kernel(const __grid_constant__ ForwardParams params) {
-  BlockMemory& memory = *reinterpret_cast<BlockMemory*>(dynamic_memory);
-  const Call call(params, *params.layout.workspace.epoch.at(params.workspace) + 1);
-  if (threadIdx.x == 0) memory.epoch = call.epoch;
-  init_barriers(memory);
-  const bool goes = prepare(call, memory, *reinterpret_cast<EntryMemory*>(dynamic_memory));
 
   if (threadIdx.x < kProducerThreads) {
     ptx::shrink_registers<kProducerRegisters>();
-    if (goes) Producer(call, memory).run();
+    Producer(call, memory).run();
   } else {
     ptx::grow_registers<kConsumerRegisters>();
-    if (goes) {
-      Consumer(call, memory).run();
-      exit_call(Call(params, memory.epoch), memory);
+    Consumer(call, memory).run();
+    const bool leads = threadIdx.x == kProducerThreads;
+    begin = track.now();
+    const bool all_left = leave(call, memory);
+    if (leads) track.record(TraceName::kExit, begin);
+    if (all_left) {
+      begin = track.now();
+      merge(call);
+      if (leads) track.record(TraceName::kMerge, begin);
     }
   }
-  ptx::sync_cluster();  // the other block may still write into this one's memory
 }
 
 }  // namespace

@@ -13,20 +13,18 @@
 namespace moewave::sm90 {
 
 /// Weights of one set of experts as tensor maps, BF16, 128-byte swizzle, zeros outside:
-///   gate_up  dimensions (H, I, 2, experts), box (64, 128, 1, 1). The third dimension has gate and up, whichever lies
-///            first; its stride is their distance, which may be any multiple of 16 bytes.
-///   down     dimensions (I, H, experts), box (64, 128, 1)
+///   gate_up  dimensions (H, I, 2, experts), box (64, 128, 2, 1), or (64, 128, 1, 1) where up lies first. The third one
+///            has gate and up, whichever lies first; its stride is their distance, which may be any multiple of 16 bytes.
+///   down     dimensions (I, H, experts), box (64, 256, 1)
 struct ExpertMaps {
   CUtensorMap gate_up;
   CUtensorMap down;
   bool gate_lies_first;
 };
 
-inline constexpr int kBoxColumns = 64;
-inline constexpr int kBoxRows = 128;
-
-/// Blocks work in pairs: the grid and the communicating blocks are even in number.
-inline constexpr int kBlocksAtOnce = 2;
+inline constexpr int kMapBoxColumns = 64;
+inline constexpr int kGateBoxRows = 128;
+inline constexpr int kDownBoxRows = 256;
 
 /// Arguments of a launch. Pointers are to device memory of the rank's GPU unless said otherwise; the caller's tensors
 /// must stay as they are until the launch has ended.
@@ -48,7 +46,7 @@ struct ForwardParams {
 
   float clamp;  // infinity: none
   float shared_clamp;
-  int comm_blocks;              // of the grid's blocks, the first; even, at least 2, fewer than the grid
+  int comm_blocks;              // of the grid's blocks, the first; at least 1, fewer than the grid
   std::uint64_t configuration;  // hash of shape and geometry, the same on all ranks
 
   HostWords* host;  // host memory mapped into the device
@@ -68,7 +66,7 @@ int forward_threads();
 /// of any rank: loading may wait for running kernels.
 cudaError_t prepare_forward();
 
-/// Enqueues one cooperative launch of `blocks` blocks, an even number and at most one an SM, on the current device.
+/// Enqueues one cooperative launch of `blocks` blocks (at most one an SM) on the current device.
 cudaError_t launch_forward(const ForwardParams& params, int blocks, cudaStream_t stream);
 
 }  // namespace moewave::sm90

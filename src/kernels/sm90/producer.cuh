@@ -1,7 +1,6 @@
 // Producer: one warpgroup that takes tasks by a ticket, waits for what they need and fills the stages.
 //
-// Waits for: the pulls, h of a tile, or a free slot of h (see wait_for_inputs), of both blocks of the pair; a stage that
-// is free in both. Produces: a task in a
+// Waits for: the pulls, h of a tile, or a free slot of h (see wait_for_inputs); a free stage. Produces: a task in a
 // slot, then stages of A [128, 64] and B [256, 64]. Consumers: the two consumer warpgroups.
 //
 // A of gate-up is gathered: each row of 128 bytes by eight threads, 16 bytes each, from the token ring or from the
@@ -59,8 +58,6 @@ class Producer {
   __device__ __forceinline__ void run() {
     if (thread() == 0) {
       memory_.minibatches_pulled = memory_.minibatches_done = 0;
-      memory_.pair_parity = 0;
-      memory_.next_slot = {};
       take_ticket();
       look_up_task();
     }
@@ -68,19 +65,20 @@ class Producer {
     const Bf16* next_row = find_row();
     for (;;) {
       sync();  // all threads are done with the rows and the flag of the last task
-      const std::int32_t kind = memory_.next.kind;
+      const protocol::TaskRecord task = memory_.next;
       memory_.row[thread()] = next_row;
-      if (thread() == 0) memory_.go = wait_for_inputs(memory_.next) ? 1 : 0;
+      if (thread() == 0) memory_.go = wait_for_inputs(task) ? 1 : 0;
       sync();
       const bool go = memory_.go != 0;
-      if (thread() == 0) publish(go);
+      if (thread() == 0) publish(task, go);
+      slot_.advance();
       if (!go) return;
-      const std::int32_t steps = steps_of(call_.geometry(), kind);
-      if (is_gate_up(kind)) {
+      const std::int32_t steps = steps_of(call_.geometry(), task.kind);
+      if (is_gate_up(task.kind)) {
         Rows rows = load_rows();
         for (std::int32_t step = 0; step < steps; ++step) {
           const std::uint32_t full = wait_for_stage();
-          if (thread() == 0) load_gate_up(memory_.slot[memory_.loading], step, full);
+          if (thread() == 0) load_gate_up(task, step, full);
           gather(rows, step);
           end_stage(full, step, next_row);
           advance(rows);
@@ -88,7 +86,7 @@ class Producer {
       } else {
         for (std::int32_t step = 0; step < steps; ++step) {
           const std::uint32_t full = wait_for_stage();
-          if (thread() == 0) load_down(memory_.slot[memory_.loading], step, full);
+          if (thread() == 0) load_down(task, step, full);
           end_stage(full, step, next_row);
         }
       }
@@ -100,34 +98,22 @@ class Producer {
   static constexpr std::int32_t kTicketStep = 1;
   static constexpr std::int32_t kTaskStep = 3;
   static constexpr std::int32_t kLastPrefetchStep = 5;
-  static constexpr std::uint16_t kBoth = (1u << kPair) - 1;
   static constexpr int kRowsApart = kProducerThreads / 8;
   static constexpr int kRowsOfThread = protocol::kTileRows / kRowsApart;
 
   __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ __forceinline__ static void sync() { ptx::sync_threads(kProducerBarrier, kProducerThreads); }
   __device__ __forceinline__ std::uint64_t limit() const { return 2 * call_.params.pipeline_limit_ns; }
-  template <typename T>
-  __device__ __forceinline__ static std::uint32_t of_other(T* object) {
-    return ptx::map_shared(ptx::shared_address(object), ptx::cluster_rank() ^ 1u);
-  }
 
   // ---- The next task
 
-  // The pair's first block draws for both.
   __device__ __forceinline__ void take_ticket() {
-    if (ptx::cluster_rank() != 0) return;
     memory_.ticket = ptx::fetch_add_relaxed_gpu(call_.counter(call_.params.layout.counters.ticket), 1);
-    ptx::store_cluster(of_other(&memory_.ticket), memory_.ticket);
-    ptx::arrive_cluster(of_other(&memory_.ticket_came));
   }
   __device__ __forceinline__ void look_up_task() {
-    if (ptx::cluster_rank() != 0) {
-      wait_phase<ptx::try_wait_cluster>(ptx::shared_address(&memory_.ticket_came), memory_.pair_parity, limit());
-    }
     const protocol::WorkspaceLayout& w = call_.params.layout.workspace;
     if (memory_.ticket < *call_.workspace(w.task_count)) {
-      memory_.next = call_.workspace(w.tasks)[kPair * memory_.ticket + ptx::cluster_rank()];
+      memory_.next = call_.workspace(w.tasks)[memory_.ticket];
     } else {
       memory_.next.kind = kNoTask;
     }
@@ -195,41 +181,25 @@ class Producer {
     return came;
   }
 
-  // True when both blocks of the pair have what they need: from then on both fill stages of both.
   __device__ __forceinline__ bool wait_for_inputs(const protocol::TaskRecord& task) {
     if (task.kind == kNoTask) return false;
     call_.jitter(0x40000000u + static_cast<std::uint32_t>(task.tile * 64 + task.column));
     memory_.wait_begin_ns = track_.now();
     bool came = true;
-    if (task.rows != 0 && !is_gate_up(task.kind)) {
+    if (!is_gate_up(task.kind)) {
       came = wait_for_hidden(task);
-    } else if (task.rows != 0 && !is_shared(task.kind)) {
+    } else if (!is_shared(task.kind)) {
       came = wait_for_gate_up_inputs(task.minibatch);
     }
-    came = wait_for_other(came);
     track_.record(TraceName::kWait, memory_.wait_begin_ns, task.tile, task.minibatch);
     return came;
   }
 
-  __device__ __forceinline__ bool wait_for_other(bool goes) {
-    ptx::store_cluster(of_other(&memory_.other_goes), goes ? 1 : 0);
-    ptx::arrive_cluster(of_other(&memory_.other_ready));
-    const std::uint32_t ready = ptx::shared_address(&memory_.other_ready);
-    while (!ptx::try_wait_cluster(ready, memory_.pair_parity)) {
-      if (call_.is_stopped()) return false;
-    }
-    memory_.pair_parity ^= 1u;
-    return goes && memory_.other_goes != 0;
-  }
-
-  __device__ __forceinline__ void publish(bool go) {
-    Cursor<kSlots>& slot = memory_.next_slot;
-    wait_phase(ptx::shared_address(&memory_.slot_free[slot.place]), slot.parity ^ 1u, limit());
-    memory_.slot[slot.place] = memory_.next;
-    memory_.loading = slot.place;
-    if (!go) memory_.slot[slot.place].kind = kNoTask;
-    ptx::arrive(ptx::shared_address(&memory_.slot_full[slot.place]));
-    slot.advance();
+  __device__ __forceinline__ void publish(const protocol::TaskRecord& task, bool go) {
+    wait_phase(ptx::shared_address(&memory_.slot_free[slot_.place]), slot_.parity ^ 1u, limit());
+    memory_.slot[slot_.place] = task;
+    if (!go) memory_.slot[slot_.place].kind = kNoTask;
+    ptx::arrive(ptx::shared_address(&memory_.slot_full[slot_.place]));
   }
 
   // ---- Stages
@@ -244,8 +214,7 @@ class Producer {
     prefetch(step, next_row);
   }
 
-  // Thread 0: B of gate-up, 128 rows of gate and 128 of up. Each block of the pair loads one of them for both where the
-  // tiles have one expert, otherwise both for itself.
+  // Thread 0: B of gate-up, 128 rows of gate and 128 of up.
   __device__ __forceinline__ void load_gate_up(const protocol::TaskRecord& task, std::int32_t step,
                                                std::uint32_t full) const {
     const ExpertMaps& maps = is_shared(task.kind) ? call_.params.shared : call_.params.routed;
@@ -253,14 +222,11 @@ class Producer {
     const int depth = step * kStepDepth;
     const int row = task.column * protocol::kGateUpColumns;
     ptx::arrive_expecting(full, kBBytes);
-    const std::uint32_t swap = maps.gate_lies_first ? 0 : 1;
-    if (task.shares_expert != 0) {
-      const std::uint32_t half = ptx::cluster_rank();
-      ptx::tensor_load_to(kBoth, b + half * (kBBytes / 2), &maps.gate_up, full, depth, row,
-                          static_cast<int>(half ^ swap), task.expert);
+    if (maps.gate_lies_first) {
+      ptx::tensor_load(b, &maps.gate_up, full, depth, row, 0, task.expert);
     } else {
-      ptx::tensor_load(b, &maps.gate_up, full, depth, row, static_cast<int>(swap), task.expert);
-      ptx::tensor_load(b + kBBytes / 2, &maps.gate_up, full, depth, row, static_cast<int>(swap ^ 1u), task.expert);
+      ptx::tensor_load(b, &maps.gate_up, full, depth, row, 1, task.expert);
+      ptx::tensor_load(b + kBBytes / 2, &maps.gate_up, full, depth, row, 0, task.expert);
     }
   }
 
@@ -270,23 +236,11 @@ class Producer {
     const bool shared = is_shared(task.kind);
     const ExpertMaps& maps = shared ? call_.params.shared : call_.params.routed;
     const Stage& stage = memory_.stages[stage_.place];
-    const std::uint32_t b = ptx::shared_address(stage.b);
-    const int depth = step * kStepDepth;
-    const int row = task.column * protocol::kDownColumns;
-    if (task.rows != 0) {
-      const Bf16* a = hidden_tile(call_, shared, task.hidden_place) + std::int64_t{step} * (kABytes / 2);
-      ptx::arrive_expecting(full, kABytes + kBBytes);
-      ptx::bulk_load(ptx::shared_address(stage.a), a, kABytes, full);
-    } else {
-      ptx::arrive_expecting(full, kBBytes);
-    }
-    if (task.shares_expert != 0) {
-      const int half = static_cast<int>(ptx::cluster_rank());
-      ptx::tensor_load_to(kBoth, b + half * (kBBytes / 2), &maps.down, full, depth, row + half * kBoxRows, task.expert);
-    } else {
-      ptx::tensor_load(b, &maps.down, full, depth, row, task.expert);
-      ptx::tensor_load(b + kBBytes / 2, &maps.down, full, depth, row + kBoxRows, task.expert);
-    }
+    const Bf16* a = hidden_tile(call_, shared, task.hidden_place) + std::int64_t{step} * (kABytes / 2);
+    ptx::arrive_expecting(full, kABytes + kBBytes);
+    ptx::bulk_load(ptx::shared_address(stage.a), a, kABytes, full);
+    ptx::tensor_load(ptx::shared_address(stage.b), &maps.down, full, step * kStepDepth,
+                     task.column * protocol::kDownColumns, task.expert);
   }
 
   // What this thread gathers: a piece of eight columns of eight rows, and where these pieces lie in the current step.
@@ -337,6 +291,7 @@ class Producer {
   BlockMemory& memory_;
   Track track_;
   Cursor<kStages> stage_;
+  Cursor<kSlots> slot_;
 };
 
 }  // namespace moewave::sm90
