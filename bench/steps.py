@@ -1,4 +1,4 @@
-"""What the scripts that run on GPU machines share: programs with a time limit, facts of the machine, results as JSON."""
+"""What the scripts for GPU machines share: programs with a time limit, facts of the machine, results as JSON."""
 import argparse
 import datetime
 import json

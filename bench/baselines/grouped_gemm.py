@@ -5,7 +5,9 @@ Per shape, with T * k rows spread evenly over the rank's experts: torch._grouped
 (N = H, K = I), and one dense product of the same size through cuBLAS (all rows, one expert's weights). Random normal data:
 zeros would run faster, since power limits the clock.
 
-Prints a table, and JSON with --json FILE. Times are medians of --iterations back-to-back runs after a warm-up.
+Prints a table, and JSON with --json FILE. The two products of the table are timed one by one, medians of --iterations
+back-to-back runs after a warm-up. grouped_isolated_ms and grouped_sustained_ms are of both in a row, timed as `moewave
+bench` times the layer: L2 flushed and GPU idle before each call (median), and all calls without a pause.
 """
 import argparse
 import json
@@ -14,10 +16,11 @@ import statistics
 import torch
 
 from shapes import SHAPES
+from timing import Timer
 
 
-def median_ms(function, iterations):
-    for _ in range(3):
+def median_ms(function, warmup, iterations):
+    for _ in range(warmup):
         function()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
     events[0].record()
@@ -28,7 +31,7 @@ def median_ms(function, iterations):
     return statistics.median(a.elapsed_time(b) for a, b in zip(events, events[1:]))
 
 
-def measure(shape, iterations):
+def measure(shape, warmup, iterations):
     rows, experts = shape.tokens * shape.topk, shape.experts_per_rank
     hidden, intermediate = shape.hidden, shape.intermediate
     make = lambda *size: torch.randn(*size, device="cuda", dtype=torch.bfloat16)
@@ -40,11 +43,17 @@ def measure(shape, iterations):
     w_down = w_down.transpose(1, 2).contiguous().transpose(1, 2)
     ends = torch.arange(1, experts + 1, device="cuda", dtype=torch.int32) * (rows // experts)
     ends[-1] = rows
+    gate_up = lambda: torch._grouped_mm(x, w_gate_up, offs=ends)
+    down = lambda: torch._grouped_mm(h, w_down, offs=ends)
+    timer = Timer(warmup, iterations)
+    both = lambda: (gate_up(), down())
     result = {
-        "grouped_gate_up_ms": median_ms(lambda: torch._grouped_mm(x, w_gate_up, offs=ends), iterations),
-        "grouped_down_ms": median_ms(lambda: torch._grouped_mm(h, w_down, offs=ends), iterations),
-        "cublas_gate_up_ms": median_ms(lambda: x @ w_gate_up[0], iterations),
-        "cublas_down_ms": median_ms(lambda: h @ w_down[0], iterations),
+        "grouped_isolated_ms": statistics.median(timer.isolated_ms(both)),
+        "grouped_sustained_ms": timer.sustained_ms(both),
+        "grouped_gate_up_ms": median_ms(gate_up, warmup, iterations),
+        "grouped_down_ms": median_ms(down, warmup, iterations),
+        "cublas_gate_up_ms": median_ms(lambda: x @ w_gate_up[0], warmup, iterations),
+        "cublas_down_ms": median_ms(lambda: h @ w_down[0], warmup, iterations),
     }
     flops = 6.0 * rows * hidden * intermediate
     for kind in ("grouped", "cublas"):
@@ -56,13 +65,16 @@ def measure(shape, iterations):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="ABC", help="of A, B, C (default ABC)")
+    parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=30)
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("grouped_gemm.py needs a CUDA GPU; none is visible")
     results = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "shapes": {}}
     print("shape   torch._grouped_mm           cuBLAS, one expert")
     for name in arguments.shapes:
-        result = results["shapes"][name] = measure(SHAPES[name], arguments.iterations)
+        result = results["shapes"][name] = measure(SHAPES[name], arguments.warmup, arguments.iterations)
         print(f"{name:5} {result['grouped_ms']:9.3f} ms {result['grouped_tflops']:5.0f} TFLOP/s"
               f" {result['cublas_ms']:9.3f} ms {result['cublas_tflops']:5.0f} TFLOP/s", flush=True)
     if arguments.json:

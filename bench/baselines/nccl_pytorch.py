@@ -5,12 +5,14 @@ Forward: all-to-all of expert ids and of one row a route, with splits that the h
 its synchronisation are left out, in the baseline's favour); sort by expert; torch._grouped_mm; SwiGLU;
 torch._grouped_mm; unsort; all-to-all back; weighted sum. Backward by autograd, for x, router weights and both weights.
 
-Prints a table, and JSON with --json FILE. A time is the median over --iterations of the slowest rank.
+Prints a table, and JSON with --json FILE. Timed as `moewave bench` times the layer: isolated calls of the slowest rank,
+with the L2 flushed and all GPUs idle before each (median, minimum, maximum), then all without a pause (sustained).
 """
 import argparse
 import json
 import os
 import statistics
+import struct
 
 import torch
 import torch.distributed as dist
@@ -18,6 +20,7 @@ import torch.multiprocessing as multiprocessing
 import torch.nn.functional as functional
 
 from shapes import SHAPES
+from timing import Timer
 
 
 class AllToAll(torch.autograd.Function):
@@ -56,22 +59,40 @@ def layer(x, ids, weights, w_gate_up, w_down, splits):
     return (routes * weights.unsqueeze(-1)).sum(1).to(x.dtype)
 
 
-def slowest_ms(function, iterations):
-    for _ in range(3):
-        function()
-    times = []
-    for _ in range(iterations):
-        dist.barrier()
-        torch.cuda.synchronize()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        function()
-        end.record()
-        torch.cuda.synchronize()
-        time = torch.tensor(begin.elapsed_time(end), device="cuda")
-        dist.all_reduce(time, dist.ReduceOp.MAX)
-        times.append(time.item())
-    return {"median": statistics.median(times), "min": min(times), "max": max(times)}
+def idle_everywhere():
+    dist.barrier()
+    torch.cuda.synchronize()
+
+
+def slowest(ms):
+    time = torch.tensor(ms, device="cuda")
+    dist.all_reduce(time, dist.ReduceOp.MAX)
+    return time.item()
+
+
+def times_ms(function, arguments):
+    timer = Timer(arguments.warmup, arguments.iterations, idle_everywhere, slowest)
+    times = timer.isolated_ms(function)
+    return {"median": statistics.median(times), "min": min(times), "max": max(times), "all": times,
+            "sustained": timer.sustained_ms(function)}
+
+
+def ids_of_file(path, shape, rank, ranks):
+    """topk_ids (I32) and topk_weights of an inputs file of moewave (docs/files.md), the rows of this rank."""
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+        data = file.read()
+    parts = []
+    for name, kind, dtype in (("topk_ids", "I32", torch.int32), ("topk_weights", "F32", torch.float32)):
+        entry = header[name]
+        wanted = [shape.tokens * ranks, shape.topk]
+        if entry["dtype"] != kind or entry["shape"] != wanted:
+            raise SystemExit(f"{path}: {name} is {entry['dtype']} {entry['shape']}; it must be {kind} {wanted}")
+        begin, end = entry["data_offsets"]
+        values = torch.frombuffer(bytearray(data[begin:end]), dtype=dtype).view(wanted)
+        parts.append(values[rank * shape.tokens:(rank + 1) * shape.tokens].cuda())
+    return parts[0].long(), parts[1]
 
 
 def zipf_ids(shape, experts, generator):
@@ -91,20 +112,21 @@ def measure(shape, arguments):
     w_gate_up = (make(shape.experts_per_rank, 2 * shape.intermediate, shape.hidden) * shape.hidden**-0.5).transpose(1, 2)
     w_down = (make(shape.experts_per_rank, shape.hidden, shape.intermediate) *
               shape.intermediate**-0.5).transpose(1, 2)
-    if arguments.routing == "zipf":
+    weights = torch.rand(tokens, shape.topk, device="cuda", generator=generator).softmax(-1)
+    if arguments.routes:
+        ids, weights = ids_of_file(arguments.routes, shape, rank, ranks)
+    elif arguments.routing == "zipf":
         ids = zipf_ids(shape, experts, generator)
     else:
         ids = torch.rand(tokens, experts, device="cuda", generator=generator).topk(shape.topk).indices
-    weights = torch.rand(tokens, shape.topk, device="cuda", generator=generator).softmax(-1)
     in_splits = torch.bincount(ids.view(-1) // shape.experts_per_rank, minlength=ranks)
     out_splits = torch.empty_like(in_splits)
     dist.all_to_all_single(out_splits, in_splits)
     splits = out_splits.tolist(), in_splits.tolist()
 
-    result = {"tokens": tokens, "ranks": ranks, "routing": arguments.routing}
+    result = {"tokens": tokens, "ranks": ranks, "routing": "file" if arguments.routes else arguments.routing}
     with torch.no_grad():
-        result["forward_ms"] = slowest_ms(lambda: layer(x, ids, weights, w_gate_up, w_down, splits),
-                                          arguments.iterations)
+        result["forward_ms"] = times_ms(lambda: layer(x, ids, weights, w_gate_up, w_down, splits), arguments)
     if arguments.backward:
         leaves = [tensor.requires_grad_() for tensor in (x, weights, w_gate_up, w_down)]
         grad = make(tokens, shape.hidden)
@@ -114,7 +136,7 @@ def measure(shape, arguments):
                 leaf.grad = None
             layer(x, ids, weights, w_gate_up, w_down, splits).backward(grad)
 
-        result["forward_backward_ms"] = slowest_ms(step, arguments.iterations)
+        result["forward_backward_ms"] = times_ms(step, arguments)
     return result
 
 
@@ -144,7 +166,9 @@ def main():
     parser.add_argument("--shapes", default="ABC", help="of A, B, C (default ABC)")
     parser.add_argument("--tokens", type=int, default=0, help="of a rank (default: the shape's)")
     parser.add_argument("--routing", choices=["uniform", "zipf"], default="uniform")
+    parser.add_argument("--routes", metavar="FILE", help="take all ranks' ids and router weights from an inputs file")
     parser.add_argument("--backward", action="store_true")
+    parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--port", type=int, default=29531)
     parser.add_argument("--json", metavar="FILE")

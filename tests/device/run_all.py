@@ -7,8 +7,8 @@ DIR is a build folder, or any folder that holds moewave, moewave_schedule_device
 Rows: the schedule; the forward layer by promise; compute-sanitizer on a tiny layer; the example layer on 1 to 8 ranks.
 Every row has a time limit. The file of --output is written anew after each row.
 
-exit code 0: nothing failed (skipped rows are named); 1: a row failed or was not reached; 2: bad input; 77: all rows were
-skipped, so nothing was tested
+exit code 0: nothing failed (skipped rows are named); 1: a row failed or was not reached; 2: bad input; 77: all rows
+were skipped, so nothing was tested
 """
 import fnmatch
 import json
@@ -50,7 +50,7 @@ FORWARD_GROUPS = [
 ]
 QUICK_RANKS = {"1", "2"}
 
-# Small enough for a tool that slows a kernel down a hundred times: its waits end after 10 s, those at entry after 120 s.
+# Small enough for a tool that slows a kernel down a hundred times: its waits end after 10 s, those at entry after 120.
 TINY_LAYER = ["--backend", "cuda", "--hidden", "64", "--intermediate", "32", "--experts", "4", "--topk", "2",
               "--tokens", "16", "--sms", "4", "--comm-sms", "1"]
 EXAMPLE_LAYER = "model.layers.3.mlp"
@@ -173,7 +173,7 @@ NEVER_MET = "the tool runs the ranks' kernels one after another, so they never m
 
 
 def run_sanitizer(moewave, tool, ranks, earlier, limit_s):
-    """`earlier`: outcomes by number of ranks. What one tool shows about meeting ranks holds for all: it costs minutes."""
+    """`earlier`: outcomes by number of ranks. Ranks that never meet cost minutes to find out: one tool is enough."""
     sanitizer = find_sanitizer()
     if sanitizer is None:
         return Outcome("skipped", "compute-sanitizer is not installed")
@@ -236,7 +236,8 @@ def run_example(moewave, data, ranks, folder, limit_s):
     outcome = outcome_of(step)
     if step.returncode == 0:
         checks = json.loads(result.read_text())["checks"]
-        outcome.note = ", ".join(f"{c['tensor']}: error {c['relative_error']:.2e}, bound {c['bound']:g}" for c in checks)
+        outcome.note = "; ".join(f"{check['tensor']}: error {check['relative_error']:.2e}, bound {check['bound']:g}"
+                                 for check in checks)
     return outcome
 
 
@@ -256,7 +257,8 @@ def make_rows(build, data, folder, quick):
     rows += forward_rows(forward, folder, quick) if forward else [Row("forward", 0, missing(FORWARD))]
     for ranks in (1, 2) if quick else (1, 2, 4, 8):
         run = lambda limit_s, ranks=ranks: run_example(moewave, data, ranks, folder, limit_s)
-        rows.append(Row(f"example, {ranks} rank{'s' * (ranks > 1)}", VERIFY_LIMIT_S, run if moewave else missing("moewave")))
+        rows.append(Row(f"example, {ranks} rank{'s' * (ranks > 1)}", VERIFY_LIMIT_S,
+                        run if moewave else missing("moewave")))
     for tool in ("memcheck",) if quick else ("memcheck", "racecheck", "synccheck"):
         for ranks in (1,) if quick else (1, 2):
             run = lambda limit_s, tool=tool, ranks=ranks: run_sanitizer(moewave, tool, ranks, earlier, limit_s)
@@ -307,7 +309,7 @@ def main():
                         help="folder with the programs (default: the release build)")
     parser.add_argument("--data", type=Path, default=ROOT / "examples/data", metavar="DIR",
                         help="folder with layer.safetensors and inputs.safetensors (default: the example's)")
-    parser.add_argument("--quick", action="store_true", help="1 and 2 ranks, of compute-sanitizer memcheck on 1 rank alone")
+    parser.add_argument("--quick", action="store_true", help="1 and 2 ranks; of compute-sanitizer memcheck on 1 rank")
     parser.add_argument("--only", metavar="PATTERN", help="rows whose name this regular expression finds")
     parser.add_argument("--list", action="store_true", help="print the names of the rows and run nothing")
     parser.add_argument("--time-limit", type=number_of(float, 1), metavar="SECONDS",
