@@ -18,14 +18,14 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "baselines"))
 import routes  # noqa: E402
 from shapes import SHAPES  # noqa: E402
-from steps import (Parser, check_output, facts, fail, find_program, first_gpu, heading, number_of,  # noqa: E402
+from steps import (Parser, check_output, facts, fail, find_program, first_gpus, heading, number_of,  # noqa: E402
                    query_gpus, run_step, write_json)
 
 SMALL_TOKENS = (1, 64, 512)
@@ -117,7 +117,7 @@ def times_of(kind, point, result):
     return {"isolated_ms": shape["forward_ms"]["median"], "sustained_ms": shape["forward_ms"]["sustained"]}
 
 
-def measure(kind, point, arguments, moewave, gpus, folder, limit_s):
+def measure(kind, point, arguments, moewave, folder, limit_s):
     """An entry of `steps`: what ran, how it ended, its times and its own JSON."""
     result_file = folder / "step.json"
     result_file.unlink(missing_ok=True)
@@ -125,7 +125,7 @@ def measure(kind, point, arguments, moewave, gpus, folder, limit_s):
     if kind == "moewave" and moewave is None:
         return entry | {"status": "failed", "message": f"moewave is not in {arguments.build}"}
     command = command_of(kind, point, arguments, moewave, folder / point.routes_file(), result_file)
-    step = run_step(command, limit_s, first_gpu() if point.ranks < gpus else None)
+    step = run_step(command, limit_s, first_gpus(point.ranks))
     entry["seconds"] = round(step.seconds, 1)
     try:
         result = json.loads(result_file.read_text())
@@ -174,7 +174,7 @@ def run_points(points, arguments, moewave, gpus, comparison):
                         print(f"round {turn + 1}: {point.name()}: {KINDS[kind]} ...", file=sys.stderr, flush=True)
                         time.sleep(arguments.pause)
                         limit_s = min(arguments.step_limit, left - arguments.pause)
-                        entry = measure(kind, point, arguments, moewave, gpus, folder, limit_s)
+                        entry = measure(kind, point, arguments, moewave, folder, limit_s)
                     comparison["steps"].append(label | {"busiest_rank_to_mean": round(busiest[point], 4)} | entry)
                     comparison["points"] = [summary(point, comparison["steps"]) for point in points]
                     comparison["ok"] = all(step["status"] == "ok" for step in comparison["steps"])
@@ -285,8 +285,9 @@ def main():
         print("\n".join(point.name() for point in points))
         return 0
     used = {name: getattr(arguments, name) for name in ("rounds", "warmup", "iterations", "pause", "seed", "quick")}
+    shapes = {name: asdict(shape) for name, shape in SHAPES.items()}
     comparison = {"format": "moewave-comparison", "format_version": 1, **known, "direction": "forward", "dtype": "bf16",
-                  **used, "earlier": EARLIER, "ok": True, "points": [], "steps": []}
+                  **used, "shapes": shapes, "earlier": EARLIER, "ok": True, "points": [], "steps": []}
     run_points(points, arguments, moewave, gpus, comparison)
     print(table(comparison))
     return 0 if comparison["ok"] else 1

@@ -111,9 +111,10 @@ def find_program(folder, name):
     return None
 
 
-def first_gpu():
-    """Environment in which only the first of the visible GPUs is seen."""
-    return {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
+def first_gpus(count):
+    """Environment in which only the first of the visible GPUs are seen."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    return {"CUDA_VISIBLE_DEVICES": ",".join(visible.split(",")[:count])}
 
 
 def query_gpus(*fields):

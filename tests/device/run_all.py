@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
-from steps import (Parser, check_output, facts, fail, find_program, first_gpu, heading, number_of,  # noqa: E402
+from steps import (Parser, check_output, facts, fail, find_program, first_gpus, heading, number_of,  # noqa: E402
                    run_step, write_json)
 
 NOT_RUN = 77  # exit code of a test program that finds no GPU it can use
@@ -186,7 +186,7 @@ def run_sanitizer(moewave, tool, ranks, earlier, limit_s):
 
 def run_tool(sanitizer, moewave, tool, ranks, limit_s):
     step = run_step([sanitizer, "--tool", tool, "--error-exitcode", SANITIZER_FOUND, moewave, "verify", *TINY_LAYER,
-                     "--ranks", ranks], limit_s, first_gpu())
+                     "--ranks", ranks], limit_s, first_gpus(1))
     found = re.findall(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)", step.output)
     counts = [int(count) for pair in found for count in pair if count]
     if "Device not supported" in step.output:
