@@ -315,7 +315,7 @@ def main():
     parser.add_argument("--time-limit", type=number_of(float, 1), metavar="SECONDS",
                         help="of the whole run; rows that are not reached count as failed (default: none)")
     parser.add_argument("--commit", help="for the result file (default: the one that moewave was built from)")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON (docs/bench.md)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON (HACKING.md)")
     arguments = parser.parse_args()
     if not arguments.build.is_dir():
         fail(f"--build {arguments.build} is not a folder")
