@@ -141,7 +141,7 @@ def run_group(program, names, folder, limit_s):
         outcome = Outcome("failed", f"{len(tests)} of {len(names)} tests ran", tail(step.output))
     elif outcome.result == "passed":
         outcome.result = "passed" if done else "skipped"
-        outcome.note = f"{done} tests"
+        outcome.note = f"{done} test{'s' * (done != 1)}"
         if outcome.skipped_tests:
             outcome.note += f", {len(outcome.skipped_tests)} skipped: {', '.join(outcome.skipped_tests)}"
     return outcome
