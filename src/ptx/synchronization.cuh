@@ -96,6 +96,13 @@ __device__ __forceinline__ std::uint64_t global_time_ns() {
   return now;
 }
 
+/// %ctaid.x, read anew at every call instead of being kept in a register.
+__device__ __forceinline__ std::uint32_t block_index() {
+  std::uint32_t index;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+  return index;
+}
+
 __device__ __forceinline__ std::uint32_t sm_id() {
   std::uint32_t id;
   asm volatile("mov.u32 %0, %%smid;" : "=r"(id));

@@ -69,6 +69,8 @@ struct BlockMemory {
   ptx::Mbarrier slot_full[kSlots];
   ptx::Mbarrier slot_free[kSlots];
   ptx::Mbarrier pulled[kWarps];
+  ptx::Mbarrier staged[kWarps];
+  std::uint32_t epoch;  // of the call
   std::uint32_t ticket;
   std::uint32_t go;
   std::uint32_t all_left;
@@ -91,6 +93,7 @@ __device__ __forceinline__ void init_barriers(BlockMemory& memory) {
       ptx::init_mbarrier(ptx::shared_address(&memory.slot_free[i]), kConsumerWarps);
     }
     for (ptx::Mbarrier& barrier : memory.pulled) ptx::init_mbarrier(ptx::shared_address(&barrier), kWarp);
+    for (ptx::Mbarrier& barrier : memory.staged) ptx::init_mbarrier(ptx::shared_address(&barrier), 1);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();

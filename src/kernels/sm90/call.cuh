@@ -23,8 +23,7 @@ struct Call {
   const ForwardParams& params;
   std::uint32_t epoch;
 
-  __device__ __forceinline__ explicit Call(const ForwardParams& p)
-      : params(p), epoch(*p.layout.workspace.epoch.at(p.workspace) + 1) {}
+  __device__ __forceinline__ Call(const ForwardParams& p, std::uint32_t e) : params(p), epoch(e) {}
 
   // ---- Memory
 
@@ -86,7 +85,7 @@ struct Call {
   __device__ __forceinline__ void stop(Wait what, std::uint32_t wanted, std::uint32_t seen) const {
     StopRecord& record = params.host->stop;
     if (ptx::compare_exchange_system(&record.state, 0, 1) == 0) {
-      record.block = blockIdx.x;
+      record.block = ptx::block_index();
       record.role = what.role;
       record.awaited = what.awaited;
       record.number = what.number;
@@ -105,7 +104,7 @@ struct Call {
   /// Holds this thread back at random, now and then.
   __device__ __forceinline__ void jitter(std::uint32_t place) const {
     if (params.jitter_ns == 0) return;
-    std::uint32_t hash = (epoch * 0x9e3779b9u) ^ (blockIdx.x * 0x85ebca6bu) ^ (place * 0xc2b2ae35u) ^
+    std::uint32_t hash = (epoch * 0x9e3779b9u) ^ (ptx::block_index() * 0x85ebca6bu) ^ (place * 0xc2b2ae35u) ^
                          (static_cast<std::uint32_t>(rank()) * 0x27d4eb2fu);
     hash ^= hash >> 15, hash *= 0x2c1b3c6du, hash ^= hash >> 12, hash *= 0x297a2d39u, hash ^= hash >> 15;
     if (hash % 8 != 0) return;
@@ -133,7 +132,7 @@ class Track {
   __device__ __forceinline__ void record(TraceName name, std::uint64_t begin, std::int32_t index = -1,
                                          std::int32_t minibatch = -1) const {
     if (trace_.events == nullptr) return;
-    const std::uint32_t line = blockIdx.x * kTraceTracks + static_cast<std::uint32_t>(track_);
+    const std::uint32_t line = ptx::block_index() * kTraceTracks + static_cast<std::uint32_t>(track_);
     const std::uint32_t place = trace_.counts[line]++;
     if (place >= trace_.capacity) return;
     trace_.events[static_cast<std::uint64_t>(line) * trace_.capacity + place] = {

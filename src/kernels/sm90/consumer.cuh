@@ -119,7 +119,7 @@ class Consumer {
     return is_gate_up(kind) ? TraceName::kGateUp : TraceName::kDown;
   }
 
-  const Call& call_;
+  const Call call_;
   BlockMemory& memory_;
   Epilogue epilogue_;
   Cursor<kStages> stage_;

@@ -105,12 +105,12 @@ __device__ __forceinline__ bool dispatch(const Call& call, BlockMemory& memory) 
   const bool came = warp != 0 || wait_for_ranks(call, call.own_shared(p.layout.shared.x_flags), Role::kDispatch,
                                                 Awaited::kXFlag, p.entry_limit_ns);
   if (__syncthreads_and(came ? 1 : 0) == 0) return false;
-  ptx::fence_proxy_async();  // x was written by ordinary stores, the buffers held ordinary data
+  ptx::fence_proxy_async();  // x was written, and will be read, by bulk copies
 
   RowMover mover(call, memory);
   // Neighbouring batches go to different SMs.
   const std::int32_t batch = mover.rows();
-  const std::int32_t first = (warp * p.comm_blocks + static_cast<std::int32_t>(blockIdx.x)) * batch;
+  const std::int32_t first = (warp * p.comm_blocks + static_cast<std::int32_t>(ptx::block_index())) * batch;
   const std::int32_t stride = kWarps * p.comm_blocks * batch;
   const int segments = call.geometry().segments;
   for (std::int32_t m = 0; m < schedule.totals->macrobatches; ++m) {

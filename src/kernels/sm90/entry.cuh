@@ -7,16 +7,17 @@
 #include "kernels/sm90/call.cuh"
 #include "moewave/config.h"
 #include "protocol/tasks.h"
+#include "ptx/copies.cuh"
 
 namespace moewave::sm90 {
 
-/// What entry and schedule keep in shared memory, where the stages lie later.
+/// What entry and schedule keep in shared memory, where the consumers' staging buffers lie later.
 struct EntryMemory {
   std::int32_t tokens_per_rank[kMaxRanks];
   protocol::PlaceScratch places[kWarps];
   protocol::EntryDecision decision;
 };
-static_assert(sizeof(EntryMemory) <= sizeof(BlockMemory::stages));
+static_assert(sizeof(EntryMemory) <= sizeof(BlockMemory::staging));
 
 /// Barrier of the rank's blocks. Staging is its first round, for which only block 0 waits.
 class GridRounds {
@@ -48,7 +49,7 @@ template <typename Function>
 __device__ __forceinline__ void for_each_item(std::int64_t count, Function&& function) {
   const std::int64_t stride = std::int64_t{gridDim.x} * kThreads;
 #pragma unroll 1
-  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += stride) function(i);
+  for (std::int64_t i = std::int64_t{ptx::block_index()} * kThreads + threadIdx.x; i < count; i += stride) function(i);
 }
 
 // Ids are tested before they are narrowed: what does not fit becomes another id that is out of range.
@@ -83,23 +84,82 @@ __device__ __forceinline__ void announce(const Call& call) {
   }
 }
 
-// Waits for: all blocks' part of x. Produces: x flags at every peer. Consumer: dispatch.
-__device__ __forceinline__ void stage_x(const Call& call) {
-  const ForwardParams& p = call.params;
-  uint4* staged = reinterpret_cast<uint4*>(call.own_shared(p.layout.shared.x));
-  const uint4* x = reinterpret_cast<const uint4*>(p.x);
-  for_each_item(p.tokens * call.geometry().hidden / 8, [&](std::int64_t i) { staged[i] = __ldcs(x + i); });
-  __syncthreads();
-  if (threadIdx.x >= kWarp) return;
-  bool is_last = false;
-  if (threadIdx.x == 0) {
-    is_last = ptx::fetch_add_acq_rel_gpu(call.counter(p.layout.counters.staged), 1) == gridDim.x - 1;
+/// Stages x while the schedule is built, whose phases mostly wait for one another: before each barrier every warp stores
+/// the piece that has arrived in its buffer and asks for its next one.
+class XStager {
+ public:
+  __device__ __forceinline__ XStager(const Call& call, BlockMemory& memory) : call_(call) {
+    const std::int64_t warp = threadIdx.x / kWarp;
+    buffer_ = ptx::shared_address(memory.dispatch[warp]);
+    barrier_ = ptx::shared_address(&memory.staged[warp]);
+    next_ = (warp * gridDim.x + ptx::block_index()) * kDispatchBytes;
+    end_ = call.ranks() > 1 ? call.params.tokens * call.geometry().hidden * 2 : 0;
+    if (is_mover()) load();
   }
-  if (__shfl_sync(0xffffffffu, is_last ? 1 : 0, 0) == 0) return;
-  for (int peer = static_cast<int>(threadIdx.x); peer < call.ranks(); peer += kWarp) {
-    ptx::store_release_system(call.shared_of(peer, p.layout.shared.x_flags) + call.rank(), call.epoch);
+
+  __device__ __forceinline__ void pump() {
+    if (!is_mover() || !is_loading()) return;
+    store();
+    ptx::wait_bulk_stores_read();
+    load();
   }
-}
+
+  /// Instead of finish, when the call ends here: nothing may arrive in the block's memory after its end.
+  __device__ __forceinline__ void drain() {
+    if (!is_mover()) return;
+    if (is_loading()) store();
+    ptx::wait_bulk_stores_done();
+  }
+
+  /// By all threads. Waits for: all blocks' parts. Produces: the x flags at every peer. Consumer: dispatch.
+  __device__ __forceinline__ void finish() {
+    if (is_mover()) {
+      while (is_loading()) pump();
+      ptx::wait_bulk_stores_done();
+      ptx::fence_proxy_async();
+    }
+    __syncthreads();
+    if (call_.ranks() == 1 || threadIdx.x >= kWarp) return;
+    const protocol::SharedLayout& shared = call_.params.layout.shared;
+    bool is_last = false;
+    if (threadIdx.x == 0) {
+      is_last = ptx::fetch_add_acq_rel_gpu(call_.counter(call_.params.layout.counters.staged), 1) == gridDim.x - 1;
+    }
+    if (__shfl_sync(0xffffffffu, is_last ? 1 : 0, 0) == 0) return;
+    for (int peer = static_cast<int>(threadIdx.x); peer < call_.ranks(); peer += kWarp) {
+      ptx::store_release_system(call_.shared_of(peer, shared.x_flags) + call_.rank(), call_.epoch);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static bool is_mover() { return threadIdx.x % kWarp == 0; }
+  __device__ __forceinline__ bool is_loading() const { return bytes_ != 0; }
+
+  __device__ __forceinline__ void load() {
+    current_ = next_;
+    bytes_ = next_ < end_ ? static_cast<std::uint32_t>(protocol::min64(kDispatchBytes, end_ - next_)) : 0;
+    next_ += std::int64_t{kWarps} * gridDim.x * kDispatchBytes;
+    if (bytes_ == 0) return;
+    ptx::arrive_expecting(barrier_, bytes_);
+    ptx::bulk_load(buffer_, reinterpret_cast<const char*>(call_.params.x) + current_, bytes_, barrier_);
+  }
+  __device__ __forceinline__ void store() {
+    wait_phase(barrier_, parity_, call_.params.pipeline_limit_ns);
+    parity_ ^= 1u;
+    char* staged = reinterpret_cast<char*>(call_.own_shared(call_.params.layout.shared.x));
+    ptx::bulk_store(staged + current_, buffer_, bytes_);
+    ptx::commit_bulk_stores();
+  }
+
+  const Call& call_;
+  std::uint32_t buffer_;
+  std::uint32_t barrier_;
+  std::uint32_t parity_ = 0;
+  std::uint32_t bytes_ = 0;    // under way
+  std::int64_t current_ = 0;   // where they lie in x
+  std::int64_t next_;
+  std::int64_t end_;
+};
 
 /// All threads of a warp: waits for one flag of every rank.
 __device__ __forceinline__ bool wait_for_ranks(const Call& call, const std::uint32_t* flags, Role role, Awaited what,
@@ -114,23 +174,23 @@ __device__ __forceinline__ bool wait_for_ranks(const Call& call, const std::uint
 
 enum class Entered { kGo, kAbandoned, kStopped };
 
-/// Waits for: ids of all ranks. Produces: staged inputs and flags; counters of the next call cleared.
+/// Waits for: ids of all ranks. Produces: staged ids and weights, the card and the flag for them; counters of the next
+/// call cleared.
 __device__ __forceinline__ Entered enter(const Call& call, EntryMemory& memory, GridRounds& rounds) {
   const ForwardParams& p = call.params;
   const bool fits = p.tokens <= call.geometry().max_tokens;
   call.jitter(0);
   for_each_item(p.layout.counters.size, [&](std::int64_t i) { *call.other_counter(i) = 0; });
   if (fits) stage_routes(call);
-  if (blockIdx.x == 0 && threadIdx.x == 0) call.schedule().totals->bad_route = protocol::kNoBadRoute;
+  if (ptx::block_index() == 0 && threadIdx.x == 0) call.schedule().totals->bad_route = protocol::kNoBadRoute;
   rounds.arrive(call);
   bool came = true;
-  if (blockIdx.x == 0 && threadIdx.x < kWarp) {
+  if (ptx::block_index() == 0 && threadIdx.x < kWarp) {
     came = threadIdx.x != 0 || rounds.wait(call, {Role::kEntry, Awaited::kStagedIds, 0}, p.pipeline_limit_ns);
     came = __all_sync(0xffffffffu, came ? 1 : 0) != 0;
     if (came) announce(call);
   }
   call.jitter(1);
-  if (fits && call.ranks() > 1) stage_x(call);
 
   const protocol::EntryHeader* headers =
       call.own_shared(p.layout.shared.headers) + (call.epoch & 1u) * call.ranks();
@@ -193,14 +253,15 @@ __device__ __forceinline__ protocol::TaskRecord describe(const protocol::Geometr
   return record;
 }
 
-/// Waits for: entry. Produces: schedule and task list. Consumers: all roles.
-__device__ __forceinline__ bool make_schedule(const Call& call, EntryMemory& memory, GridRounds& rounds) {
+/// Waits for: entry. Produces: schedule and task list, staged x. Consumers: all roles.
+__device__ __forceinline__ bool make_schedule(const Call& call, EntryMemory& memory, GridRounds& rounds,
+                                              XStager& stager) {
   const ForwardParams& p = call.params;
   const protocol::Geometry& geometry = call.geometry();
   const protocol::Schedule schedule = call.schedule();
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   // Neighbouring workers sit on different SMs: the first workers get the odd block of the token order.
-  const int worker = warp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
+  const int worker = warp * static_cast<int>(gridDim.x) + static_cast<int>(ptx::block_index());
   const int workers = kWarps * static_cast<int>(gridDim.x);
   const protocol::ScheduleTask task{geometry, call.rank(), memory.tokens_per_rank, schedule,
                                     p.layout.workspace.scratch(p.workspace)};
@@ -208,20 +269,27 @@ __device__ __forceinline__ bool make_schedule(const Call& call, EntryMemory& mem
   const bool built = protocol::build_schedule<protocol::WarpLanes>(
       task, worker, workers, memory.places[warp],
       [&](int source) -> const std::int32_t* { return call.shared_of(source, p.layout.shared.ids); },
-      [&] { return rounds.arrive_and_wait(call, Role::kSchedule); });
-  if (!built) return false;
+      [&] {
+        stager.pump();
+        return rounds.arrive_and_wait(call, Role::kSchedule);
+      });
+  if (!built) {
+    stager.drain();
+    return false;
+  }
 
   const protocol::TaskOrder order(geometry, schedule, static_cast<std::int32_t>(p.tokens), false);
   const std::int64_t count = order.size();
   protocol::TaskRecord* tasks = call.workspace(p.layout.workspace.tasks);
   for_each_item(count, [&](std::int64_t i) { tasks[i] = describe(geometry, schedule, p.tokens, order.task(i)); });
-  if (blockIdx.x == 0) {
+  if (ptx::block_index() == 0) {
     std::int32_t* kept = p.layout.context.tokens_per_rank.at(p.context);
     for (int rank = static_cast<int>(threadIdx.x); rank < call.ranks(); rank += kThreads) {
       kept[rank] = memory.tokens_per_rank[rank];
     }
     if (threadIdx.x == 0) *call.workspace(p.layout.workspace.task_count) = static_cast<std::uint32_t>(count);
   }
+  stager.finish();
   return rounds.arrive_and_wait(call, Role::kSchedule);
 }
 

@@ -190,7 +190,7 @@ class Epilogue {
     }
   }
 
-  const Call& call_;
+  const Call call_;
   BlockMemory& memory_;
   std::int32_t pending_ = -1;              // the slot whose pieces are to be done, -1: none
   char* destination_ = nullptr;            // of this lane's part of it

@@ -53,78 +53,136 @@ __device__ __forceinline__ bool leave(const Call& call, BlockMemory& memory) {
   return memory.all_left != 0;
 }
 
-// Adds w * y of up to kSlotsAtOnce slots to the sums of eight columns. The loads of all come first.
+// ---- Merge. A thread sums eight columns of a token at a time, up to eight slots a visit. The ids and weights of the
+// visit after next and the rows of the next one are under way while the current one is summed.
+
 inline constexpr int kSlotsAtOnce = 8;
-__device__ __forceinline__ void add_slots(const uint4* slots, std::int64_t row_pieces, const std::int32_t* ids,
-                                          const float* weights, std::int32_t count, std::int32_t experts,
-                                          float (&sums)[8]) {
-  uint4 y[kSlotsAtOnce];
-  float weight[kSlotsAtOnce];
-  bool exists[kSlotsAtOnce];
-#pragma unroll
-  for (int j = 0; j < kSlotsAtOnce; ++j) {
-    const std::int32_t id = j < count ? ids[j] : -1;
-    exists[j] = id >= 0 && id < experts;
-    if (exists[j]) {
-      weight[j] = weights[j];
-      y[j] = __ldcs(slots + j * row_pieces);
+
+class Merge {
+ public:
+  __device__ __forceinline__ explicit Merge(const Call& call)
+      : call_(call), pieces_(call.geometry().hidden / 8) {
+    const std::int64_t stride = std::int64_t{gridDim.x} * kConsumerThreads;
+    tokens_apart_ = protocol::quotient(stride, pieces_);
+    pieces_apart_ = stride - tokens_apart_ * pieces_;
+  }
+
+  /// By all consumer threads.
+  __device__ __forceinline__ void run() const {
+    const std::int64_t first = std::int64_t{ptx::block_index()} * kConsumerThreads + threadIdx.x - kProducerThreads;
+    Visit visit{protocol::quotient(first, pieces_), protocol::remainder(first, pieces_), 0};
+    Routes routes = load_routes(visit);
+    Rows rows = load_rows(visit, routes);
+    Visit next = after(visit);
+    Routes next_routes = load_routes(next);
+    float sums[8];
+    while (visit.token < call_.params.tokens) {
+      const Rows next_rows = load_rows(next, next_routes);
+      const Visit later = after(next);
+      const Routes later_routes = load_routes(later);
+      if (visit.slot == 0) begin_sums(visit, sums);
+      add(routes, rows, sums);
+      if (next.slot == 0) store(visit, sums);
+      visit = next, routes = next_routes, rows = next_rows;
+      next = later, next_routes = later_routes;
     }
   }
+
+ private:
+  struct Visit {
+    std::int64_t token;
+    std::int64_t piece;  // of eight columns
+    std::int32_t slot;   // the first one
+  };
+  struct Routes {
+    float weight[kSlotsAtOnce];
+    std::uint32_t exist;  // bit j: slot j of the visit has a result
+  };
+  struct Rows {
+    uint4 y[kSlotsAtOnce];
+  };
+
+  __device__ __forceinline__ std::int32_t topk() const { return call_.geometry().topk; }
+
+  __device__ __forceinline__ Visit after(Visit visit) const {
+    visit.slot += kSlotsAtOnce;
+    if (visit.slot < topk()) return visit;
+    visit.slot = 0;
+    visit.token += tokens_apart_;
+    visit.piece += pieces_apart_;
+    if (visit.piece >= pieces_) {
+      visit.piece -= pieces_;
+      ++visit.token;
+    }
+    return visit;
+  }
+
+  __device__ __forceinline__ Routes load_routes(const Visit& visit) const {
+    const protocol::SharedLayout& shared = call_.params.layout.shared;
+    const std::int64_t first = visit.token * topk() + visit.slot;
+    const std::int32_t* ids = call_.own_shared(shared.ids) + first;
+    const float* weights = call_.own_shared(shared.weights) + first;
+    const std::int32_t count = visit.token < call_.params.tokens ? topk() - visit.slot : 0;
+    Routes routes;
+    routes.exist = 0;
 #pragma unroll
-  for (int j = 0; j < kSlotsAtOnce; ++j) {
-    if (!exists[j]) continue;
-    const std::uint32_t pairs[4] = {y[j].x, y[j].y, y[j].z, y[j].w};
+    for (int j = 0; j < kSlotsAtOnce; ++j) {
+      const std::int32_t id = j < count ? ids[j] : -1;
+      routes.weight[j] = j < count ? weights[j] : 0.0f;
+      routes.exist |= id >= 0 && id < call_.geometry().experts ? 1u << j : 0u;
+    }
+    return routes;
+  }
+
+  __device__ __forceinline__ Rows load_rows(const Visit& visit, const Routes& routes) const {
+    const uint4* slots = reinterpret_cast<const uint4*>(call_.own_shared(call_.params.layout.shared.slots)) +
+                         (visit.token * topk() + visit.slot) * pieces_ + visit.piece;
+    Rows rows;
+#pragma unroll
+    for (int j = 0; j < kSlotsAtOnce; ++j) {
+      if ((routes.exist >> j & 1u) != 0) rows.y[j] = __ldcs(slots + j * pieces_);
+    }
+    return rows;
+  }
+
+  // From the shared expert's row, or from zero.
+  __device__ __forceinline__ void begin_sums(const Visit& visit, float (&sums)[8]) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sums[i] = 0.0f;
+    if (call_.geometry().shared_intermediate == 0) return;
+    const uint4* shared = reinterpret_cast<const uint4*>(call_.workspace(call_.params.layout.workspace.shared_y));
+    const uint4 y = __ldcs(shared + visit.token * pieces_ + visit.piece);
+    const std::uint32_t pairs[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      sums[2 * i] = fmaf(weight[j], low_half(pairs[i]), sums[2 * i]);
-      sums[2 * i + 1] = fmaf(weight[j], high_half(pairs[i]), sums[2 * i + 1]);
+      sums[2 * i] = low_half(pairs[i]);
+      sums[2 * i + 1] = high_half(pairs[i]);
     }
   }
-}
 
-/// All consumer threads. Each sums eight columns of a token at a time, in the order of its slots.
-__device__ __forceinline__ void merge(const Call& call) {
-  const ForwardParams& p = call.params;
-  const std::int32_t topk = call.geometry().topk;
-  const std::int64_t pieces = call.geometry().hidden / 8;  // of a row
-  const uint4* slots = reinterpret_cast<const uint4*>(call.own_shared(p.layout.shared.slots));
-  const uint4* shared = reinterpret_cast<const uint4*>(call.workspace(p.layout.workspace.shared_y));
-  const std::int32_t* ids = call.own_shared(p.layout.shared.ids);
-  const float* weights = call.own_shared(p.layout.shared.weights);
-  uint4* output = reinterpret_cast<uint4*>(p.output);
-
-  const std::int64_t stride = std::int64_t{gridDim.x} * kConsumerThreads;
-  const std::int64_t first = std::int64_t{blockIdx.x} * kConsumerThreads + threadIdx.x - kProducerThreads;
-  const std::int64_t tokens_apart = protocol::quotient(stride, pieces);
-  const std::int64_t pieces_apart = stride - tokens_apart * pieces;
-  std::int64_t token = protocol::quotient(first, pieces);
-  std::int64_t piece = first - token * pieces;
-  while (token < p.tokens) {
-    float sums[8] = {};
-    if (call.geometry().shared_intermediate > 0) {
-      const uint4 y = __ldcs(shared + token * pieces + piece);
-      const std::uint32_t pairs[4] = {y.x, y.y, y.z, y.w};
+  __device__ __forceinline__ static void add(const Routes& routes, const Rows& rows, float (&sums)[8]) {
+#pragma unroll
+    for (int j = 0; j < kSlotsAtOnce; ++j) {
+      if ((routes.exist >> j & 1u) == 0) continue;
+      const std::uint32_t pairs[4] = {rows.y[j].x, rows.y[j].y, rows.y[j].z, rows.y[j].w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        sums[2 * i] = low_half(pairs[i]);
-        sums[2 * i + 1] = high_half(pairs[i]);
+        sums[2 * i] = fmaf(routes.weight[j], low_half(pairs[i]), sums[2 * i]);
+        sums[2 * i + 1] = fmaf(routes.weight[j], high_half(pairs[i]), sums[2 * i + 1]);
       }
     }
-    for (std::int32_t slot = 0; slot < topk; slot += kSlotsAtOnce) {
-      const std::int64_t route = token * topk + slot;
-      add_slots(slots + route * pieces + piece, pieces, ids + route, weights + route, topk - slot,
-                call.geometry().experts, sums);
-    }
-    __stcs(output + token * pieces + piece,
+  }
+
+  __device__ __forceinline__ void store(const Visit& visit, const float (&sums)[8]) const {
+    __stcs(reinterpret_cast<uint4*>(call_.params.output) + visit.token * pieces_ + visit.piece,
            make_uint4(round_pair(sums[0], sums[1]), round_pair(sums[2], sums[3]), round_pair(sums[4], sums[5]),
                       round_pair(sums[6], sums[7])));
-    token += tokens_apart;
-    piece += pieces_apart;
-    if (piece >= pieces) {
-      piece -= pieces;
-      ++token;
-    }
   }
-}
+
+  const Call& call_;
+  std::int64_t pieces_;  // of a row
+  std::int64_t tokens_apart_;
+  std::int64_t pieces_apart_;
+};
 
 }  // namespace moewave::sm90

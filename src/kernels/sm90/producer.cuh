@@ -287,7 +287,7 @@ class Producer {
     }
   }
 
-  const Call& call_;
+  const Call call_;
   BlockMemory& memory_;
   Track track_;
   Cursor<kStages> stage_;
