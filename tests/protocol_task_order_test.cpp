@@ -229,14 +229,18 @@ RC_GTEST_PROP(Interleave, GateUpAndDownOfAForwardStepAdvanceTogether, ()) {
 RC_GTEST_PROP(Raster, VisitsEveryTileAndColumnOnceAndAllTilesOfAGroupBeforeTheNextColumn, ()) {
   const std::int32_t tiles = draw(1, 69);
   const std::int32_t columns = draw(1, 39);
+  const std::int32_t most = draw(1, 39);
+  const std::int32_t size = protocol::raster_group(tiles, most);
+  RC_ASSERT(size <= most);
+  RC_ASSERT(protocol::ceil_div(tiles, size) == protocol::ceil_div(tiles, most));  // no more groups than there must be
   std::set<std::pair<std::int32_t, std::int32_t>> seen;
   protocol::RasterPlace before{0, 0};
   for (std::int32_t index = 0; index < tiles * columns; ++index) {
-    const protocol::RasterPlace place = protocol::raster(index, tiles, columns);
+    const protocol::RasterPlace place = protocol::raster(index, tiles, columns, most);
     RC_ASSERT(place.tile >= 0 && place.tile < tiles && place.column >= 0 && place.column < columns);
     RC_ASSERT(seen.emplace(place.tile, place.column).second);
-    const std::int32_t group = place.tile / protocol::kRasterTiles;
-    const std::int32_t group_before = before.tile / protocol::kRasterTiles;
+    const std::int32_t group = place.tile / size;
+    const std::int32_t group_before = before.tile / size;
     RC_ASSERT(group >= group_before);
     if (group == group_before) RC_ASSERT(place.column >= before.column);
     before = place;

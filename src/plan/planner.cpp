@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "layer/plural.h"
 #include "moewave/error.h"
 
 namespace moewave::plan {
@@ -16,6 +17,11 @@ using protocol::round_up;
 
 // Routes and rows have 32-bit numbers.
 constexpr std::int64_t kMostRoutes = std::numeric_limits<std::int32_t>::max();
+
+// A group of row tiles: half of an H200's L2, where it is neither too short to share weights nor longer than needed.
+constexpr std::int64_t kRasterBytes = 32 << 20;
+constexpr std::int64_t kLeastRasterTiles = 8;
+constexpr std::int64_t kMostRasterTiles = 64;
 
 std::int64_t all_remote_tokens(int ranks, std::int64_t max_tokens) {
   return round_up((ranks - 1) * max_tokens, kOrderBlockTokens);
@@ -52,12 +58,12 @@ std::int64_t two_wave_rows(std::int64_t sms, std::int64_t tile_rows, std::int64_
 Tuning choose_gpu_sms(const Tuning& tuning, int ranks, int available) {
   validate(tuning);
   if (available < 2) {
-    throw InputError("a rank has " + std::to_string(available) +
-                     " SMs of its GPU; it needs at least 2: put fewer ranks on a GPU");
+    throw InputError("a rank has " + plural(available, "SM") +
+                     " of its GPU; it needs at least 2: put fewer ranks on a GPU");
   }
   if (tuning.sms > available) {
-    throw InputError("sms is " + std::to_string(tuning.sms) + "; a rank has " + std::to_string(available) +
-                     " SMs of its GPU, so it must be 2 to " + std::to_string(available));
+    throw InputError("sms is " + std::to_string(tuning.sms) + "; a rank has " + plural(available, "SM") +
+                     " of its GPU, so it must be 2 to " + std::to_string(available));
   }
   Tuning chosen = tuning;
   if (chosen.sms == 0) chosen.sms = available;
@@ -70,9 +76,8 @@ Tuning resolve_tuning(const LayerShape& shape, int ranks, std::int64_t max_token
   validate(tuning);
   const std::int64_t most_tokens = kMostRoutes / (ranks * shape.topk);
   if (max_tokens < 0 || max_tokens > most_tokens) {
-    throw InputError("max_tokens is " + std::to_string(max_tokens) + "; with " + std::to_string(ranks) +
-                     " ranks and topk " + std::to_string(shape.topk) + " it must be 0 to " +
-                     std::to_string(most_tokens));
+    throw InputError("max_tokens is " + std::to_string(max_tokens) + "; with " + plural(ranks, "rank") + " and topk " +
+                     std::to_string(shape.topk) + " it must be 0 to " + std::to_string(most_tokens));
   }
   Tuning resolved = tuning;
   if (resolved.sms == 0) resolved.sms = std::max(kEmulatorSms, resolved.comm_sms + 1);
@@ -115,6 +120,9 @@ protocol::Geometry make_geometry(const LayerShape& shape, int ranks, std::int64_
   geometry.max_tokens = max_tokens;
   geometry.minibatch_tiles = static_cast<std::int32_t>(tuning.minibatch_rows / kTileRows);
   geometry.interleave_tasks = tuning.sms;
+  // The tokens of a group of tiles shall stay in the L2 while its column blocks pass.
+  geometry.raster_tiles = static_cast<std::int32_t>(
+      std::clamp<std::int64_t>(kRasterBytes / (kTileRows * shape.hidden * 2), kLeastRasterTiles, kMostRasterTiles));
   const bool one_segment = tuning.ring_tokens == all_remote_tokens(ranks, max_tokens) &&
                            tuning.ring_rows == all_rows(shape, ranks, max_tokens);
   geometry.segments = one_segment ? 1 : 2;

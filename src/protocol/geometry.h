@@ -19,6 +19,7 @@ struct Geometry {
 
   std::int32_t minibatch_tiles = 1;
   std::int32_t interleave_tasks = 1;  // tasks of one kind that follow one another where kinds are interleaved
+  std::int32_t raster_tiles = 16;     // row tiles, at most, that visit the same column block one after another
   // Token copies and backward rows lie in `segments` equal parts. One segment: it holds everything and nothing is
   // reused. Two: macrobatch m lies in segment m % 2.
   int segments = 1;

@@ -51,17 +51,23 @@ struct Task {
   std::int32_t group;      // wgrad
 };
 
-/// Place in a minibatch's (or the shared expert's) tiles x columns, by groups of kRasterTiles tiles: within a group all
-/// tiles of one column block follow one another, so that they find its weights in the L2.
+/// Place in a minibatch's (or the shared expert's) tiles x columns, by groups of at most `most` tiles and of one size:
+/// within a group all tiles of one column block follow one another, so that they find its weights in the L2.
 struct RasterPlace {
   std::int32_t tile;
   std::int32_t column;
 };
 
-MOEWAVE_HD inline RasterPlace raster(std::int32_t index, std::int32_t tiles, std::int32_t columns) {
-  const std::int32_t group = index / (kRasterTiles * columns);
-  const std::int32_t first_tile = group * kRasterTiles;
-  const std::int32_t group_tiles = static_cast<std::int32_t>(min64(kRasterTiles, tiles - first_tile));
+MOEWAVE_HD constexpr std::int32_t raster_group(std::int32_t tiles, std::int32_t most) {
+  const std::int32_t groups = (tiles + most - 1) / most;
+  return groups <= 1 ? most : (tiles + groups - 1) / groups;
+}
+
+MOEWAVE_HD inline RasterPlace raster(std::int32_t index, std::int32_t tiles, std::int32_t columns, std::int32_t most) {
+  const std::int32_t size = raster_group(tiles, most);
+  const std::int32_t group = index / (size * columns);
+  const std::int32_t first_tile = group * size;
+  const std::int32_t group_tiles = static_cast<std::int32_t>(min64(size, tiles - first_tile));
   const std::int32_t in_group = index - first_tile * columns;
   return {first_tile + in_group % group_tiles, in_group / group_tiles};
 }
@@ -170,7 +176,7 @@ class TaskOrder {
 
   MOEWAVE_HD Task row_task(TaskKind kind, std::int32_t minibatch, std::int32_t first_tile, std::int64_t index,
                            std::int64_t tiles, std::int32_t columns) const {
-    const RasterPlace place = raster(static_cast<std::int32_t>(index), static_cast<std::int32_t>(tiles), columns);
+    const RasterPlace place = raster(static_cast<std::int32_t>(index), static_cast<std::int32_t>(tiles), columns, geometry_.raster_tiles);
     return {kind, minibatch, first_tile + place.tile, place.column, -1};
   }
 
