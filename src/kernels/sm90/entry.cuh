@@ -126,6 +126,7 @@ class XStager {
       is_last = ptx::fetch_add_acq_rel_gpu(call_.counter(call_.params.layout.counters.staged), 1) == gridDim.x - 1;
     }
     if (__shfl_sync(0xffffffffu, is_last ? 1 : 0, 0) == 0) return;
+    __syncwarp();  // hands on to the other lanes what the first one acquired
     for (int peer = static_cast<int>(threadIdx.x); peer < call_.ranks(); peer += kWarp) {
       ptx::store_release_system(call_.shared_of(peer, shared.x_flags) + call_.rank(), call_.epoch);
     }
@@ -169,7 +170,9 @@ __device__ __forceinline__ bool wait_for_ranks(const Call& call, const std::uint
     came = came && call.wait<Scope::kSystem>(flags + source, call.epoch,
                                              {role, what, static_cast<std::uint32_t>(source)}, limit_ns);
   }
-  return __all_sync(0xffffffffu, came ? 1 : 0) != 0;
+  const bool all_came = __all_sync(0xffffffffu, came ? 1 : 0) != 0;
+  __syncwarp();  // hands on to every lane what the others acquired: votes order nothing
+  return all_came;
 }
 
 enum class Entered { kGo, kAbandoned, kStopped };
@@ -188,6 +191,7 @@ __device__ __forceinline__ Entered enter(const Call& call, EntryMemory& memory, 
   if (ptx::block_index() == 0 && threadIdx.x < kWarp) {
     came = threadIdx.x != 0 || rounds.wait(call, {Role::kEntry, Awaited::kStagedIds, 0}, p.pipeline_limit_ns);
     came = __all_sync(0xffffffffu, came ? 1 : 0) != 0;
+    __syncwarp();  // hands on to the other lanes what the first one acquired
     if (came) announce(call);
   }
   call.jitter(1);

@@ -41,6 +41,7 @@ __device__ __forceinline__ bool leave(const Call& call, BlockMemory& memory) {
       }
     }
     if (__shfl_sync(0xffffffffu, is_last ? 1 : 0, 0) != 0) {
+      __syncwarp();  // hands on to the other lanes what the first one acquired
       for (int peer = thread; peer < call.ranks(); peer += kWarp) {
         ptx::store_release_system(call.shared_of(peer, p.layout.shared.exit_flags) + call.rank(), call.epoch);
       }

@@ -163,6 +163,7 @@ class Producer {
       if (!wait_for(counters.minibatch_done + q, tiles * call_.geometry().down_blocks(), Awaited::kHiddenSlot, q)) {
         return false;
       }
+      ptx::fence_proxy_async();  // that h was read, and will be written over, by bulk copies
     }
     return true;
   }
