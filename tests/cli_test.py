@@ -139,7 +139,8 @@ class HelpAndInfo(CliTest):
 
     def test_no_command_unknown_command_and_two_commands_are_bad_input(self):
         self.refuse(2, says=["run", "verify", "bench", "info"])
-        self.refuse(2, "dance")
+        self.refuse(2, "dance", says=["'dance'", "run, verify, bench, info"])
+        self.refuse(2, "dance", "--fast", says=["'dance'", "run, verify, bench, info"])
         self.refuse(2, "run", "verify")
         self.refuse(2, "run", "run")
         self.refuse(2, "run", "stray")
@@ -195,12 +196,47 @@ class BadValues(CliTest):
         self.refuse(2, "run", "--ranks", says=["--ranks"])
         self.refuse(2, "run", "--ranks", "--tokens", "5", says=["--ranks"])
         self.refuse(2, "run", "--output", "--backward", says=["--output"])
-        self.refuse(2, "run", "--backward=perhaps")
+        self.refuse(2, "run", "--unknown", "3", says=["'--unknown 3'", "moewave run --help"])
+        self.refuse(2, "--unknown", "3", says=["'--unknown 3'", "moewave --help"])
+
+    def test_flags_take_true_and_false_and_nothing_else(self):
+        for flag in ("--backward", "--poison"):
+            for value in ("banana", "no", "1", "on", "TRUE"):
+                with self.subTest(flag=flag, value=value):
+                    self.refuse(2, "run", f"{flag}={value}", says=[flag, f"'{value}'", f"{flag}=true", f"{flag}=false"])
+        self.assertTrue(self.succeed_json("run", *SMALL, "--backward=true")["backward"])
+        self.assertFalse(self.succeed_json("run", *SMALL, "--backward", "--backward=false")["backward"])
+
+    def test_jitter_has_an_upper_bound(self):
+        self.refuse(2, "run", *SMALL, "--jitter-us", "1000001", says=["--jitter-us", "1000001", "from 0 to 1000000"])
+        self.refuse(2, "run", *SMALL, "--backend", "reference", "--jitter-us", "1000001", says=["from 0 to 1000000"])
+        self.assertRegex(self.succeed("run", "--help"), r"--jitter-us N .* 1000000")
 
     def test_a_message_stays_one_line_whatever_a_name_holds(self):
         self.refuse(2, "run", "--weights", "two\nlines")
         self.refuse(2, "run", "--routing", "two\nlines\x1b[31m")
         self.refuse(2, "run", "--two\nlines")
+
+    def test_control_characters_are_shown_in_one_way_everywhere(self):
+        name = "a\n\tb\x1b"
+        shown = r"a\x0a\x09b\x1b"
+        self.refuse(2, "run", "--weights", name, says=[shown])
+        self.refuse(2, "run", "--routing", name, says=[shown])
+        self.refuse(2, "run", "--output", name, "--json", name, says=[shown])
+        self.refuse(2, "run", "--" + name, says=[shown])
+        inputs = self.folder / name
+        inputs.write_bytes(Path(self.inputs).read_bytes())
+        self.assertIn(shown, self.succeed("run", "--inputs", inputs))
+
+    def test_one_of_a_thing_is_not_many(self):
+        write_safetensors(self.inputs, inputs_tensors(tokens=0, tokens_per_rank=[1]))
+        self.refuse(2, "run", "--inputs", self.inputs, says=["gives rank 0 1 token;"])
+        write_safetensors(self.inputs, inputs_tensors(tokens=1, tokens_per_rank=[0]))
+        self.refuse(2, "run", "--inputs", self.inputs, says=["sums to 0, hidden_states has 1 row\n"])
+        short = self.folder / "short"
+        short.write_bytes(b"x")
+        self.refuse(2, "run", "--inputs", short, says=["has 1 byte;"])
+        self.refuse(2, "run", *SMALL, "--tokens", "5", "--backend", "emulator", "--sms", "100000", says=["1 rank of 100000 SMs"])
 
     def test_shapes_outside_the_limits(self):
         self.refuse(2, "run", "--hidden", "12", says=["12", "8"])
@@ -224,6 +260,18 @@ class Options(CliTest):
         result = self.succeed_json("run", "--hidden", "12abc", *SMALL, "--seed", "7", "--seed", "9", "--hidden", "8")
         self.assertEqual(result["seed"], 9)
         self.assertEqual(result["shape"]["hidden"], 8)
+
+    def test_experts_follow_topk_where_nothing_says_how_many(self):
+        shape = self.succeed_json("run", "--hidden", "8", "--intermediate", "8", "--tokens", "2", "--topk", "9")["shape"]
+        self.assertEqual((shape["experts"], shape["topk"]), (9, 9))
+        self.assertRegex(self.succeed("run", "--help"), r"--experts E .*--topk")
+
+    def test_the_largest_ring_holds_every_token_of_the_other_ranks(self):
+        for tokens, most in (("64", 0), ("64,64", 64), ("50,3,7", 128)):  # 2 * 50, rounded up to 32
+            with self.subTest(tokens=tokens):
+                result = self.succeed_json("run", "--hidden", "8", "--intermediate", "8", "--tokens", tokens, "--ring",
+                                           "100000", "--backend", "emulator")
+                self.assertEqual(result["tuning"]["ring_tokens"], most)
 
     def test_zero_is_the_same_as_absent(self):
         result = self.succeed_json("run", *SMALL, "--minibatch", "0", "--ring", "0", "--sms", "0", "--comm-sms", "0",
@@ -494,6 +542,48 @@ class Destinations(CliTest):
         self.refuse(2, "run", "--inputs", self.inputs, "--json", self.folder / "link", says=["--json", "--inputs"])
         self.refuse(2, "run", "--output", self.folder / "o", "--json", self.folder / "." / "o", says=["--output", "--json"])
 
+    def test_two_names_of_one_new_file_are_noticed(self):
+        (self.folder / "sub").mkdir()
+        os.symlink("sub", self.folder / "link")
+        before = self.names()
+        for first, second in (("z1", "./z1"), ("z1", "sub/../z1"), ("z1", self.folder / "z1"), ("sub/z1", "link/z1"),
+                              ("link/../z1", "z1"), (".//z1", "z1")):
+            for options in (("--output", "--json"), ("--timeline", "--output"), ("--json", "--timeline")):
+                with self.subTest(first=first, second=second, options=options):
+                    result = self.run_program("run", *SMALL, options[0], first, options[1], second, cwd=self.folder)
+                    self.assertEqual(result.returncode, 2, result.stderr)
+                    self.assertRegex(result.stderr.decode(), rf"\Amoewave: .*{options[0]}.*\n\Z")
+                    self.assertRegex(result.stderr.decode(), rf"\Amoewave: .*{options[1]}.*\n\Z")
+        self.assertEqual(self.names(), before)
+
+    def test_links_are_followed_to_files_that_are_there_or_not(self):
+        (self.folder / "sub").mkdir()
+        (self.folder / "old").write_text("old")
+        links = {"to-old": "old", "to-new": "sub/new", "to-absolute": self.folder / "absolute", "first": "second",
+                 "second": "sub/third", "sub/third": "../end"}
+        for name, target in links.items():
+            os.symlink(target, self.folder / name)
+        for name, end in (("to-old", "old"), ("to-new", "sub/new"), ("to-absolute", "absolute"), ("first", "end")):
+            with self.subTest(name=name):
+                self.succeed("run", *SMALL, "--json", self.folder / name)
+                self.assertTrue((self.folder / name).is_symlink())
+                self.assertEqual(json.loads((self.folder / end).read_text())["format"], "moewave-result")
+        for name, target in links.items():
+            self.assertEqual(os.readlink(self.folder / name), str(target))
+
+    def test_links_that_lead_nowhere_are_refused(self):
+        os.symlink("nowhere/file", self.folder / "to-nowhere")
+        os.symlink("circle", self.folder / "circle")
+        os.symlink("b", self.folder / "a")
+        os.symlink("a", self.folder / "b")
+        before = self.names()
+        for name in ("to-nowhere", "circle", "a"):
+            with self.subTest(name=name):
+                self.refuse(2, "run", "--hidden", "12", "--output", self.folder / name, says=[name, "cannot be written"])
+        os.symlink("same", self.folder / "link")
+        self.refuse(2, "run", "--output", self.folder / "link", "--json", self.folder / "same", says=["--output", "--json"])
+        self.assertEqual(self.names(), sorted([*before, "link"]))
+
     def test_all_files_of_a_run_and_nothing_else_are_there(self):
         before = self.names()
         self.succeed("run", *SMALL, "--output", self.folder / "o", "--json", self.folder / "j", "--timeline",
@@ -611,6 +701,22 @@ class Json(CliTest):
 
         used = keys(self.succeed_json("verify", *SMALL, "--backward")) | keys(self.succeed_json("info"))
         self.assertEqual(used, fields)
+
+    def test_every_table_of_the_documentation_is_that_of_one_object(self):
+        text = (Path(__file__).parent.parent / "docs" / "json.md").read_text()
+
+        def rows(start):
+            table = text[text.index("| field | |\n|---|---|\n", text.index(start)):].split("\n\n")[0]
+            return set(re.findall(r"(?m)^\| `(\w+)`", table))
+
+        result = self.succeed_json("verify", *SMALL, "--backward")
+        self.assertEqual(rows("## run and verify"), set(result))
+        self.assertEqual(rows("In `shape`:"), set(result["shape"]))
+        self.assertEqual(rows("In `files`:"), set(result["files"]))
+        self.assertEqual(rows("In `tuning` and `tuning_asked`:"), set(result["tuning"]))
+        self.assertEqual(rows("In each of `calls`:"), set(result["calls"][0]))
+        self.assertEqual(rows("In each of the `ranks` of a call:"), set(result["calls"][0]["ranks"][0]))
+        self.assertEqual(rows("In each of `checks`:"), set(result["checks"][0]))
 
     def test_timeline_is_a_trace_of_ranks_and_sms(self):
         path = self.folder / "trace.json"

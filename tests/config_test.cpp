@@ -179,7 +179,7 @@ TEST(WeightsCheck, WrongSizesAreNamedWithWhatTheShapeNeeds) {
   expect([](HostWeights& w) { w.gate_up.pop_back(); }, {"gate_up has 1535 elements", "[6, 2, 8, 16]", "needs 1536"});
   expect([](HostWeights& w) { w.down.resize(5 * 16 * 8); }, {"down has 640 elements", "[6, 16, 8]", "needs 768"});
   expect([](HostWeights& w) { w.shared_gate.clear(); }, {"shared_gate has 0 elements", "[24, 16]", "needs 384"});
-  expect([](HostWeights& w) { w.shared_up.resize(1); }, {"shared_up has 1 elements", "needs 384"});
+  expect([](HostWeights& w) { w.shared_up.resize(1); }, {"shared_up has 1 element;", "needs 384"});
   expect([](HostWeights& w) { w.shared_down.resize(400); }, {"shared_down has 400 elements", "[16, 24]", "needs 384"});
 
   LayerShape without = shape;

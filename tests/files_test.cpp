@@ -692,6 +692,20 @@ TEST_F(OutputFile, CheckingThatAPlaceCanBeWrittenLeavesNothingBehind) {
   EXPECT_EQ(folder_.names().size(), 1u);
 }
 
+TEST_F(OutputFile, ALinkIsFollowedAlsoToAFileThatIsNotThereYet) {
+  std::filesystem::create_directory(folder_ / "sub");
+  std::filesystem::create_symlink("sub/new", folder_ / "link");
+  EXPECT_EQ(io::check_writable(folder_ / "link"), io::check_writable(folder_ / "sub/../link"));
+  EXPECT_EQ(io::check_writable(folder_ / "link"), io::check_writable(folder_ / "sub/new"));
+  io::save_outputs(folder_ / "link", shape(0), std::vector<Bf16>(4), nullptr);
+  EXPECT_TRUE(std::filesystem::is_symlink(folder_ / "link"));
+  EXPECT_TRUE(std::filesystem::is_regular_file(folder_ / "sub/new"));
+  std::filesystem::create_symlink("absent/new", folder_ / "nowhere");
+  expect_input_error([&] { io::check_writable(folder_ / "nowhere"); }, {"there is no folder", "absent"});
+  std::filesystem::create_symlink("circle", folder_ / "circle");
+  expect_input_error([&] { io::check_writable(folder_ / "circle"); }, {"cannot be written"});
+}
+
 TEST_F(OutputFile, APlainNameMeansTheCurrentFolder) {
   const auto before = std::filesystem::current_path();
   std::filesystem::current_path(folder_ / ".");

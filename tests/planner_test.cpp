@@ -181,7 +181,9 @@ TEST(Planner, SavedRowsAreWholeTilesAndAtMostAllRows) {
 
 TEST(Planner, RefusesWhatCannotBeNamingTheValue) {
   const LayerShape shape = small_shape();
-  expect_refusal([&] { resolve_tuning(shape, 2, -1, {}); }, {"max_tokens", "-1"});
+  expect_refusal([&] { resolve_tuning(shape, 2, -1, {}); }, {"max_tokens", "-1", "with 2 ranks and"});
+  expect_refusal([&] { resolve_tuning(shape, 1, -1, {}); }, {"max_tokens", "-1", "with 1 rank and"});
+  expect_refusal([&] { plan::choose_gpu_sms({}, 1, 1); }, {"a rank has 1 SM of its GPU"});
   expect_refusal([&] { resolve_tuning(shape, 0, 8, {}); }, {"ranks", "0"});
   Tuning tuning;
   tuning.comm_sms = 8;

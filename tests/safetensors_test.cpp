@@ -163,7 +163,7 @@ TEST_F(MalformedSafetensors, TruncatedAtAnyByteIsRefused) {
     SCOPED_TRACE(length);
     refused(std::string_view(whole).substr(0, length), {"bad.safetensors"});
   }
-  refused(whole + "x", {"1 bytes follow the last tensor"});
+  refused(whole + "x", {": 1 byte after the last tensor"});
 }
 
 TEST_F(MalformedSafetensors, HeaderLengthBeyondFileOrLimitIsRefused) {
@@ -261,7 +261,7 @@ TEST_F(MalformedSafetensors, OverlapHoleAndRestAreRefused) {
   header_refused(two(0, 0), "1234", {"tensor 'b'", "overlaps"});
   header_refused(two(0, 3), "12345", {"tensor 'b'", "leaves a hole before it"});
   header_refused(two(1, 3), "12345", {"tensor 'a'", "leaves a hole before it"});
-  header_refused(two(2, 0), "12345", {"1 bytes follow the last tensor"});
+  header_refused(two(2, 0), "12345", {": 1 byte after the last tensor"});
   header_refused("{}", "12345", {"5 bytes follow"});
 }
 

@@ -7,6 +7,7 @@
 
 #include "cpu/sm.h"
 #include "layer/call_report.h"
+#include "layer/plural.h"
 #include "moewave/host_layer.h"
 #include "plan/planner.h"
 
@@ -72,8 +73,8 @@ class EmulatedLayer::Impl {
         tuning_(plan::resolve_tuning(shape, ranks, max_tokens, tuning)),
         layout_(plan::make_geometry(shape, ranks, max_tokens, tuning_, options.saved_rows)) {
     if (std::int64_t{ranks} * tuning_.sms > kMaxThreads) {
-      throw InputError(std::to_string(ranks) + " ranks of " + std::to_string(tuning_.sms) + " SMs need more than " +
-                       std::to_string(kMaxThreads) + " threads; use fewer ranks or SMs");
+      throw InputError("more than " + std::to_string(kMaxThreads) + " threads for " + plural(ranks, "rank") + " of " +
+                       plural(tuning_.sms, "SM") + "; use fewer ranks or SMs");
     }
     for (int rank = 0; rank < ranks; ++rank) memory_.emplace_back(layout_);
     for (RankMemory& memory : memory_) bases_.push_back(memory.shared.get());
@@ -146,8 +147,7 @@ namespace {
 
 void require_size(const char* name, std::size_t size, std::int64_t wanted) {
   if (size == static_cast<std::size_t>(wanted)) return;
-  throw InputError(std::string(name) + " has " + std::to_string(size) + " elements; it must have " +
-                   std::to_string(wanted));
+  throw InputError(std::string(name) + " has " + plural(size, "element") + "; it must have " + std::to_string(wanted));
 }
 
 // Written buffers are resized; buffers that are added to must be there.
@@ -381,8 +381,8 @@ void EmulatedLayer::Impl::throw_on_failure(std::span<const EmulatedCall> calls, 
     const int rank = run.verdict_ranks[i];
     if (run.verdicts[i] == protocol::EntryVerdict::kRefused) {
       const std::int64_t tokens = calls[i].batch->tokens_per_rank[static_cast<std::size_t>(rank)];
-      throw InputError(where + "rank " + std::to_string(rank) + " has " + std::to_string(tokens) +
-                       " tokens; this layer takes at most " + std::to_string(layout_.geometry.max_tokens) + " a rank");
+      throw InputError(where + "rank " + std::to_string(rank) + " has " + plural(tokens, "token") +
+                       "; this layer takes at most " + std::to_string(layout_.geometry.max_tokens) + " a rank");
     }
     if (run.verdicts[i] == protocol::EntryVerdict::kMismatch) {
       throw Error(where + "rank " + std::to_string(rank) + " and rank 0 disagree on epoch, direction or configuration");

@@ -19,6 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr int kMaxLinks = 40;                                 // as many as Linux follows
 constexpr std::size_t kMaxWriteBytes = std::size_t{1} << 30;  // below what one write() can take
 
 std::string reason(int error) { return std::generic_category().message(error); }
@@ -27,19 +28,34 @@ std::string reason(int error) { return std::generic_category().message(error); }
   throw InputError(fmt::format("{}: cannot be written: {}", quote(path), why));
 }
 
-/// Where the bytes end up: `path`, or what it links to. Throws InputError unless that is free or a writable regular
-/// file.
+/// What the links at `path` lead to, which need not exist. (rename() would replace the link.)
+fs::path follow_links(const std::string& path) {
+  fs::path target(path);
+  std::error_code error;
+  for (int links = 0; fs::is_symlink(fs::symlink_status(target, error)); ++links) {
+    if (links == kMaxLinks) refuse(path, fmt::format("it is a link that leads through more than {}", kMaxLinks));
+    const fs::path next = fs::read_symlink(target, error);
+    if (error) refuse(path, error.message());
+    target = target.parent_path() / next;
+  }
+  return target;
+}
+
+/// Where the bytes end up: `path`, or what it links to, absolute and without links. Throws InputError unless that is
+/// free or a writable regular file.
 fs::path resolve_target(const std::string& path) {
   if (path.empty()) throw InputError("the name of a file to write is empty");
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (status.type() == fs::file_type::none) refuse(path, error.message());
   if (status.type() == fs::file_type::not_found) {
-    fs::path target(path);
+    const fs::path target = follow_links(path);
     if (!target.has_filename()) refuse(path, "it ends with '/', so it names a folder");
     const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
     if (!fs::is_directory(folder, error)) refuse(path, fmt::format("there is no folder {}", quote(folder.string())));
-    return target;
+    const fs::path place = fs::canonical(folder, error);
+    if (error) refuse(path, error.message());
+    return place / target.filename();
   }
   if (status.type() == fs::file_type::directory) refuse(path, "it is a folder");
   if (status.type() != fs::file_type::regular) refuse(path, "it is not a regular file");

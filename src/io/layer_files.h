@@ -31,8 +31,8 @@ struct LoadedInputs {
 LoadedInputs load_inputs(const std::string& path);
 
 /// Throws InputError when `path` could not be written (folder missing, not writable, is a folder). Leaves nothing
-/// behind.
-void check_writable(const std::string& path);
+/// behind. Returns where the bytes would end up: absolute, without links and dots.
+std::string check_writable(const std::string& path);
 
 /// Writes `output` and, with gradients (FP32 weight gradients), every gradient of docs/files.md. Written to a temporary
 /// beside `path`, then renamed; on failure the temporary is removed and Error is thrown.

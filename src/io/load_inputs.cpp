@@ -7,6 +7,7 @@
 #include "io/layer_files.h"
 #include "io/safetensors.h"
 #include "io/text.h"
+#include "layer/plural.h"
 #include "moewave/error.h"
 
 namespace moewave::io {
@@ -38,7 +39,7 @@ void check_rows(const SafetensorsFile& file, const TensorInfo& tensor, std::int6
     file.refuse(tensor, fmt::format("is {}; allowed: {}, the second at least 1", shape_text(tensor.shape), meaning));
   }
   if (tokens >= 0 && tensor.shape[0] != tokens) {
-    file.refuse(tensor, fmt::format("has {} rows, hidden_states has {}", tensor.shape[0], tokens));
+    file.refuse(tensor, fmt::format("has {}, hidden_states has {}", plural(tensor.shape[0], "row"), tokens));
   }
   if (columns >= 0 && tensor.shape[1] != columns) {
     file.refuse(tensor,
@@ -78,12 +79,13 @@ std::vector<std::int64_t> read_tokens_per_rank(const SafetensorsFile& file, cons
   std::int64_t left = tokens;
   for (std::size_t rank = 0; rank < result.size(); ++rank) {
     if (result[rank] < 0 || result[rank] > left) {
-      file.refuse(tensor, fmt::format("gives rank {} {} tokens; allowed: 0 to {}, what is left of {}", rank,
-                                      result[rank], left, tokens));
+      file.refuse(tensor, fmt::format("gives rank {} {}; allowed: 0 to {}, what is left of {}", rank,
+                                      plural(result[rank], "token"), left, tokens));
     }
     left -= result[rank];
   }
-  if (left != 0) file.refuse(tensor, fmt::format("sums to {}, hidden_states has {} rows", tokens - left, tokens));
+  if (left != 0)
+    file.refuse(tensor, fmt::format("sums to {}, hidden_states has {}", tokens - left, plural(tokens, "row")));
   return result;
 }
 

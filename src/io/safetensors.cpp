@@ -13,6 +13,7 @@
 
 #include "io/strict_json.h"
 #include "io/text.h"
+#include "layer/plural.h"
 #include "moewave/error.h"
 
 namespace moewave::io {
@@ -81,8 +82,8 @@ class EntryReader {
     const std::uint64_t bytes = size(entry, tensor, elements);
     const auto [begin, end] = offsets(entry, data_bytes);
     if (end - begin != bytes) {
-      fail(fmt::format("takes {} bytes in the file, but {} {} needs {}", end - begin, dtype_name(tensor.dtype),
-                       shape_text(tensor.shape), bytes));
+      fail(fmt::format("takes {} in the file, but {} {} needs {}", plural(end - begin, "byte"),
+                       dtype_name(tensor.dtype), shape_text(tensor.shape), bytes));
     }
     tensor.elements = static_cast<std::int64_t>(elements);
     tensor.offset = data_begin + begin;
@@ -176,8 +177,8 @@ void check_packed(const TensorMap& tensors, std::uint64_t data_begin, std::uint6
     end += tensor->bytes;
   }
   if (end != data_begin + data_bytes) {
-    throw InputError(
-        fmt::format("{}: {} bytes follow the last tensor; none are allowed", where, data_begin + data_bytes - end));
+    throw InputError(fmt::format("{}: {} after the last tensor; none are allowed", where,
+                                 plural(data_begin + data_bytes - end, "byte")));
   }
 }
 
@@ -185,15 +186,15 @@ TensorMap read_header(const ReadableFile& file) {
   const std::string where = quote(file.path());
   std::uint64_t length = 0;
   if (file.bytes() < sizeof(length)) {
-    throw InputError(fmt::format("{}: has {} bytes; a safetensors file has at least 8", where, file.bytes()));
+    throw InputError(fmt::format("{}: has {}; a safetensors file has at least 8", where, plural(file.bytes(), "byte")));
   }
   file.read(0, std::as_writable_bytes(std::span(&length, 1)));
   const std::uint64_t rest = file.bytes() - sizeof(length);
   if (length > std::min(kMaxHeaderBytes, rest)) {
     throw InputError(
-        fmt::format("{}: names a header of {} bytes; allowed: at most {} and the {} that follow; truncated "
+        fmt::format("{}: names a header of {}; allowed: at most {} and the {} that follow; truncated "
                     "or not a safetensors file",
-                    where, length, kMaxHeaderBytes, rest));
+                    where, plural(length, "byte"), kMaxHeaderBytes, rest));
   }
   std::string header(length, '\0');
   file.read(sizeof(length), std::as_writable_bytes(std::span(header)));
@@ -215,8 +216,8 @@ void read_converted(const ReadableFile& file, const TensorInfo& tensor, std::spa
 template <typename T>
 void check_places(const TensorInfo& tensor, std::span<T> out) {
   if (out.size() != static_cast<std::size_t>(tensor.elements)) {
-    throw Error(fmt::format("tensor {} has {} elements, the buffer for it {}", quote(tensor.name), tensor.elements,
-                            out.size()));
+    throw Error(fmt::format("tensor {} has {}, the buffer for it {}", quote(tensor.name),
+                            plural(tensor.elements, "element"), out.size()));
   }
 }
 

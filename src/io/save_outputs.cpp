@@ -4,6 +4,7 @@
 #include "io/layer_files.h"
 #include "io/safetensors_writer.h"
 #include "io/text.h"
+#include "layer/plural.h"
 #include "moewave/error.h"
 
 namespace moewave::io {
@@ -36,14 +37,14 @@ void add_gradients(std::vector<TensorData>& tensors, const LayerShape& shape, st
 
 }  // namespace
 
-void check_writable(const std::string& path) { AtomicFile probe(path); }
+std::string check_writable(const std::string& path) { return AtomicFile(path).target(); }
 
 void save_outputs(const std::string& path, const LayerShape& shape, const std::vector<Bf16>& output,
                   const HostGradients* gradients) {
   const auto values = static_cast<std::int64_t>(output.size());
   if (shape.hidden < 1 || values % shape.hidden != 0) {
-    throw InputError(fmt::format("{}: output has {} values, no whole rows of the hidden size {}", quote(path), values,
-                                 shape.hidden));
+    throw InputError(fmt::format("{}: output has {}, no whole rows of the hidden size {}", quote(path),
+                                 plural(values, "value"), shape.hidden));
   }
   const std::int64_t tokens = values / shape.hidden;
   std::vector<TensorData> tensors;

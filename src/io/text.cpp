@@ -20,14 +20,9 @@ std::string_view take_number(std::string_view& text) {
 
 }  // namespace
 
-std::string quote(std::string_view text, std::size_t limit) {
-  std::size_t end = text.size();
-  if (end > limit) {
-    end = limit;
-    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0u) == 0x80u) --end;
-  }
-  std::string result = "'";
-  for (const char c : text.substr(0, end)) {
+std::string escape_controls(std::string_view text) {
+  std::string result;
+  for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
     if (byte < 0x20 || byte == 0x7f) {
       result += fmt::format("\\x{:02x}", byte);
@@ -35,8 +30,16 @@ std::string quote(std::string_view text, std::size_t limit) {
       result += c;
     }
   }
-  if (end < text.size()) result += "...";
-  return result + "'";
+  return result;
+}
+
+std::string quote(std::string_view text, std::size_t limit) {
+  std::size_t end = text.size();
+  if (end > limit) {
+    end = limit;
+    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0u) == 0x80u) --end;
+  }
+  return fmt::format("'{}{}'", escape_controls(text.substr(0, end)), end < text.size() ? "..." : "");
 }
 
 std::string shape_text(std::span<const std::int64_t> shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }

@@ -8,6 +8,9 @@
 
 namespace moewave::io {
 
+/// Control characters become \x0a and the like, so that a message stays one line whatever a name holds.
+std::string escape_controls(std::string_view text);
+
 /// 'text' in quotes, control characters escaped, cut after `limit` bytes (never inside a UTF-8 character).
 std::string quote(std::string_view text, std::size_t limit = 300);
 

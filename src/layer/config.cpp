@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "layer/element_count.h"
+#include "layer/plural.h"
 #include "moewave/error.h"
 
 namespace moewave {
@@ -41,8 +42,8 @@ void validate(const LayerShape& shape, int ranks) {
   }
   const std::int64_t max_topk = std::min(kMaxTopk, shape.experts);
   if (shape.topk < 1 || shape.topk > max_topk) {
-    throw InputError(fmt::format("topk is {}; it must be 1 to {}, the lesser of {} and the {} experts", shape.topk,
-                                 max_topk, kMaxTopk, shape.experts));
+    throw InputError(fmt::format("topk is {}; it must be 1 to {}, the lesser of {} and the {}", shape.topk, max_topk,
+                                 kMaxTopk, plural(shape.experts, "expert")));
   }
   if (shape.shared_intermediate < 0 || shape.shared_intermediate % kDimensionMultiple != 0) {
     throw InputError(fmt::format("shared_intermediate is {}; it must be 0 (no shared expert) or a multiple of {}",

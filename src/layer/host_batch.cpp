@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "layer/element_count.h"
+#include "layer/plural.h"
 #include "moewave/host_layer.h"
 
 namespace moewave {
@@ -17,7 +18,7 @@ void check_size(std::string_view tensor, const std::vector<T>& values, std::stri
                 std::initializer_list<std::int64_t> dimensions) {
   const std::int64_t wanted = element_count(tensor, dimensions);
   if (static_cast<std::int64_t>(values.size()) != wanted) {
-    throw InputError(fmt::format("{} has {} elements; {} = [{}] needs {}", tensor, values.size(), layout,
+    throw InputError(fmt::format("{} has {}; {} = [{}] needs {}", tensor, plural(values.size(), "element"), layout,
                                  join_dimensions(dimensions, ", "), wanted));
   }
 }
@@ -40,8 +41,8 @@ void check_ids(const LayerShape& shape, const HostBatch& batch) {
 
 void validate_tokens_per_rank(const std::vector<std::int64_t>& tokens_per_rank) {
   if (tokens_per_rank.empty() || tokens_per_rank.size() > static_cast<std::size_t>(kMaxRanks)) {
-    throw InputError(
-        fmt::format("tokens_per_rank names {} ranks; it must name 1 to {}", tokens_per_rank.size(), kMaxRanks));
+    throw InputError(fmt::format("tokens_per_rank names {}; it must name 1 to {}",
+                                 plural(tokens_per_rank.size(), "rank"), kMaxRanks));
   }
   std::int64_t left = kMaxElements;
   for (std::size_t rank = 0; rank < tokens_per_rank.size(); ++rank) {

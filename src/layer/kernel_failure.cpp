@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "layer/plural.h"
 #include "protocol/entry.h"
 
 namespace moewave {
@@ -40,9 +41,9 @@ void throw_verdict(const sm90::HostWords& words, const protocol::Geometry& geome
   if (words.has_verdict == 0) return;
   const std::string rank = std::to_string(words.verdict_rank);
   if (words.verdict == static_cast<std::uint32_t>(protocol::EntryVerdict::kRefused)) {
-    throw InputError("rank " + rank + " has " + std::to_string(words.verdict_tokens) +
-                     " tokens; this layer takes at most " + std::to_string(geometry.max_tokens) + " a rank (epoch " +
-                     std::to_string(words.verdict_epoch) + ")");
+    throw InputError("rank " + rank + " has " + plural(words.verdict_tokens, "token") + "; this layer takes at most " +
+                     std::to_string(geometry.max_tokens) + " a rank (epoch " + std::to_string(words.verdict_epoch) +
+                     ")");
   }
   throw Error("rank " + rank + " and rank 0 disagree on epoch, direction or configuration (epoch " +
               std::to_string(words.verdict_epoch) + ")");

@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "layer/plural.h"
 #include "moewave/communicator.h"
 #include "moewave/error.h"
 #include "transport/together.h"
@@ -28,7 +29,7 @@ class AdoptedCommunicator final : public Communicator {
   std::unique_ptr<SharedMemory> allocate(std::int64_t bytes) override {
     together(processes(), [&] {
       if (bytes > bytes_) {
-        throw InputError("the adopted memory has " + std::to_string(bytes_) + " bytes a rank; this layer needs " +
+        throw InputError("the adopted memory has " + plural(bytes_, "byte") + " a rank; this layer needs " +
                          std::to_string(bytes));
       }
       if (is_taken_) throw InputError("the adopted memory carries another layer; it carries one at a time");
@@ -51,7 +52,7 @@ class AdoptedCommunicator final : public Communicator {
     for (std::size_t index = 0; index < bases_.size(); ++index) {
       const std::string who = "adopted memory of rank " + std::to_string(local()[index].rank);
       if (bases_[index].size() != static_cast<std::size_t>(size())) {
-        throw InputError(who + " names " + std::to_string(bases_[index].size()) + " ranks; it must name all " +
+        throw InputError(who + " names " + plural(bases_[index].size(), "rank") + "; it must name all " +
                          std::to_string(size()));
       }
       for (std::size_t peer = 0; peer < bases_[index].size(); ++peer) {

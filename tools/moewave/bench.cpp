@@ -9,6 +9,7 @@
 #include "bench_report.h"
 #include "commands.h"
 #include "cuda_backend.h"
+#include "destinations.h"
 #include "io/layer_files.h"
 #include "progress.h"
 #include "write_file.h"
@@ -89,7 +90,7 @@ HostBatch make_routes(const BenchOptions& options, const Plan& plan, const std::
 
 int bench_command(const BenchOptions& options) {
   const RunOptions& run = options.run;
-  if (!run.json.empty() && !run.json_to_stdout()) io::check_writable(run.json);
+  check_destinations(run);
   const std::string routing = !run.routing.empty() ? run.routing : run.inputs.empty() ? "uniform" : "file";
   std::optional<io::LoadedInputs> inputs;
   if (routing == "file") inputs = io::load_inputs(run.inputs);

@@ -72,14 +72,14 @@ std::string bench_text(const BenchReport& report) {
                       shape.intermediate, plural(shape.experts, "expert"), shape.topk, shape.shared_intermediate);
   text += fmt::format("# tokens   {}, routing {}, seed {}\n", tokens_text(report.tokens_per_rank), report.routing,
                       report.options.run.seed);
-  text += fmt::format("# tuning   minibatch {} rows, ring {} tokens, {} a rank, {} of which communicate\n",
-                      report.tuning.minibatch_rows, report.tuning.ring_tokens, plural(report.tuning.sms, "SM"),
-                      report.tuning.comm_sms);
+  text += fmt::format("# tuning   minibatch {}, ring {}, {} a rank, {} of which communicate\n",
+                      plural(report.tuning.minibatch_rows, "row"), plural(report.tuning.ring_tokens, "token"),
+                      plural(report.tuning.sms, "SM"), report.tuning.comm_sms);
   text += fmt::format("# memory   {} a rank besides weights and tokens\n", human_bytes(report.bytes.sum()));
   text += fmt::format(
       "# calls    {} to warm up, {} timed; times of the slowest rank, rates of the busiest GPU; floor: {}\n",
       report.options.warmup, report.options.iterations, floor_of(work).limit);
-  text += fmt::format("# check    {} tokens against FP64: error {}, bound of a row {}\n", report.check.rows,
+  text += fmt::format("# check    {} against FP64: error {}, bound of a row {}\n", plural(report.check.rows, "token"),
                       human_error(report.check.relative_error), human_error(report.check.bound));
   text += fmt::format("#{:<11}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}{:>9}{:>10}\n", " calls", "median", "min",
                       "max", "compute", "link", "memory", "floor", "ratio", "wrong");

@@ -33,10 +33,11 @@ std::string info_text() {
   text += state.obstacle.empty() ? ", cuda (forward)\n" : "\n";
   text += fmt::format("  default   {}\n", state.obstacle.empty() ? "cuda; emulator with --backward" : "emulator");
   if (!state.obstacle.empty()) text += fmt::format("  missing   cuda: {}\n", state.obstacle);
-  text += fmt::format("  devices   CPU with {} threads\n", std::thread::hardware_concurrency());
+  text += fmt::format("  devices   CPU with {}\n", plural(std::thread::hardware_concurrency(), "thread"));
   for (const Gpu& gpu : state.gpus) {
-    text += fmt::format("            GPU {}: {}, compute capability {}, {} SMs, {}{}\n", gpu.device, gpu.name,
-                        gpu.capability, gpu.sms, human_bytes(gpu.memory_bytes), gpu.usable ? "" : ", not usable");
+    text +=
+        fmt::format("            GPU {}: {}, compute capability {}, {}, {}{}\n", gpu.device, gpu.name, gpu.capability,
+                    plural(gpu.sms, "SM"), human_bytes(gpu.memory_bytes), gpu.usable ? "" : ", not usable");
   }
   text += "  dtypes    bf16\n";
   text += fmt::format("  limits    hidden, intermediate, shared intermediate: multiples of {}\n", kDimensionMultiple);

@@ -7,13 +7,13 @@
 
 #include "commands.h"
 #include "cuda_backend.h"
+#include "io/text.h"
 #include "moewave/error.h"
 #include "options.h"
-#include "text.h"
 
 namespace moewave::cli {
 
-void print_error(const std::string& message) { fmt::print(stderr, "moewave: {}\n", one_line(message)); }
+void print_error(const std::string& message) { fmt::print(stderr, "moewave: {}\n", io::escape_controls(message)); }
 
 namespace {
 

@@ -1,6 +1,7 @@
 #include "options.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <functional>
@@ -38,10 +39,23 @@ void add_size(CLI::App& app, const std::string& name, const std::string& type, c
 }
 
 template <typename T>
-void add_tuning(CLI::App& app, const std::string& name, const std::string& description, T& target) {
-  constexpr std::int64_t max = sizeof(T) == sizeof(int) ? kIntLimit : kNoLimit;
-  add_value(app, name, "N", description,
-            [name, &target](const std::string& text) { target = static_cast<T>(parse_count(name, text, 0, max)); });
+void add_tuning(CLI::App& app, const std::string& name, const std::string& description, T& target,
+                std::int64_t max = sizeof(T) == sizeof(int) ? kIntLimit : kNoLimit) {
+  add_value(app, name, "N", description, [name, max, &target](const std::string& text) {
+    target = static_cast<T>(parse_count(name, text, 0, max));
+  });
+}
+
+// An option without a value, or with one behind "=": --name, --name=true, --name=false.
+void add_switch(CLI::App& app, const std::string& name, const std::string& description, bool& target) {
+  const auto take = [name, &target](const std::string& text) {
+    if (text != "true" && text != "false") {
+      throw InputError(
+          fmt::format("{} '{}' is not allowed; allowed are {}, {}=true, {}=false", name, text, name, name, name));
+    }
+    target = text == "true";
+  };
+  add_value(app, name, "", description, take)->expected(0);
 }
 
 // A name that starts with a dash is a forgotten value (`--output --backward`), not a file.
@@ -76,7 +90,7 @@ constexpr LayerDefaults kRunDefaults = {"as many as --tokens or the inputs file 
                                         "split of the inputs, else 64",
                                         "256",
                                         "512",
-                                        "8",
+                                        "8, more if --topk or the ids of --inputs need it",
                                         "2"};
 constexpr LayerDefaults kBenchDefaults = {
     "as many as --tokens names, else the GPUs", "4096", "2048", "768", "16 a rank", "8"};
@@ -109,8 +123,7 @@ void add_layer_options(CLI::App& app, RunOptions& options, const LayerDefaults& 
 }
 
 void add_backward(CLI::App& app, RunOptions& options) {
-  app.add_flag("--backward", options.backward, "forward and backward")
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  add_switch(app, "--backward", "forward and backward", options.backward);
 }
 
 void add_routing(CLI::App& app, RunOptions& options) {
@@ -155,10 +168,11 @@ void add_execution_options(CLI::App& app, RunOptions& options) {
   add_tuning_options(app, options);
   add_tuning(app, "--saved-rows", "emulator: rows a rank saves for backward, the rest is recomputed (default: all)",
              options.saved_rows);
-  add_tuning(app, "--jitter-us", "emulator, cuda: random delays up to N microseconds before phases and tasks",
-             options.jitter_us);
-  app.add_flag("--poison", options.poison, "emulator, cuda: fill scratch memory with NaN before each call")
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  constexpr std::int64_t kMostJitterUs = 1'000'000;
+  add_tuning(app, "--jitter-us",
+             "emulator, cuda: random delays up to N microseconds before phases and tasks, at most 1000000",
+             options.jitter_us, kMostJitterUs);
+  add_switch(app, "--poison", "emulator, cuda: fill scratch memory with NaN before each call", options.poison);
 }
 
 // The shapes that docs/bench.md reports on; sizes given besides win.
@@ -217,11 +231,6 @@ void check_combinations(const RunOptions& options) {
     throw InputError(fmt::format("{} works with --backend emulator{}, not with {}", unusable,
                                  on_reference && options.saved_rows < 0 ? " or cuda" : " only",
                                  name_of(options.backend)));
-  }
-  constexpr std::int64_t kMostJitterUs = 1'000'000;
-  if (options.jitter_us > kMostJitterUs) {
-    throw InputError(
-        fmt::format("--jitter-us {} is not allowed; allowed are 0 to {}", options.jitter_us, kMostJitterUs));
   }
 }
 
@@ -291,6 +300,19 @@ void check_bench(BenchOptions& options) {
   }
 }
 
+constexpr const char* kCommands = "run, verify, bench, info";
+
+// What the parser could not place, in the order in which it was given.
+std::string unexpected_text(const CLI::App& app) {
+  const std::vector<std::string> words = app.remaining(true);
+  const auto chosen = app.get_subcommands();
+  if (chosen.empty() && !words.empty() && words[0][0] != '-') {
+    return fmt::format("'{}' is not a command; allowed are {} (see moewave --help)", words[0], kCommands);
+  }
+  return fmt::format("'{}' was not expected; moewave {}--help lists what is allowed", fmt::join(words, " "),
+                     chosen.empty() ? "" : chosen[0]->get_name() + " ");
+}
+
 }  // namespace
 
 const char* name_of(Backend backend) {
@@ -319,6 +341,8 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv)
 
   try {
     app.parse(argc, argv);
+  } catch (const CLI::ExtrasError&) {
+    throw InputError(unexpected_text(app));
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {
       app.exit(error);
@@ -329,7 +353,7 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv)
   // A command is listed once however often it was given.
   const auto chosen = app.get_subcommands();
   if (chosen.size() != 1 || chosen[0]->count() != 1) {
-    throw InputError("one command is needed; allowed are run, verify, bench, info (see moewave --help)");
+    throw InputError(fmt::format("one command is needed; allowed are {} (see moewave --help)", kCommands));
   }
   line.command = chosen[0] == run      ? Command::kRun
                  : chosen[0] == verify ? Command::kVerify

@@ -1,15 +1,13 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <filesystem>
-#include <initializer_list>
 #include <optional>
-#include <utility>
 
 #include "commands.h"
 #include "compare.h"
 #include "compute.h"
 #include "cuda_backend.h"
+#include "destinations.h"
 #include "io/layer_files.h"
 #include "moewave/error.h"
 #include "problem.h"
@@ -21,31 +19,6 @@
 namespace moewave::cli {
 
 namespace {
-
-bool same_file(const std::string& a, const std::string& b) {
-  std::error_code ignored;
-  namespace fs = std::filesystem;
-  return fs::weakly_canonical(a, ignored) == fs::weakly_canonical(b, ignored);
-}
-
-// Every file to be written must be writable and a file of its own, before any work is done.
-void check_destinations(const RunOptions& options) {
-  const std::pair<const char*, std::string> written[] = {{"--output", options.output},
-                                                         {"--timeline", options.timeline},
-                                                         {"--json", options.json_to_stdout() ? "" : options.json}};
-  std::vector<std::pair<const char*, std::string>> taken = {{"--weights", options.weights},
-                                                            {"--inputs", options.inputs}};
-  for (const auto& [option, path] : written) {
-    if (path.empty()) continue;
-    for (const auto& [other, other_path] : taken) {
-      if (!other_path.empty() && same_file(path, other_path)) {
-        throw InputError(fmt::format("{} {} is the file of {}; allowed is a file of its own", option, path, other));
-      }
-    }
-    io::check_writable(path);
-    taken.emplace_back(option, path);
-  }
-}
 
 std::string failed_tensors(const std::vector<Check>& checks) {
   std::string names;

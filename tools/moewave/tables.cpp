@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "io/text.h"
 #include "moewave/version.h"
 #include "text.h"
 
@@ -33,7 +34,7 @@ std::string format_table(const std::vector<Row>& rows, std::size_t left) {
   return text;
 }
 
-std::string or_random(const std::string& path) { return path.empty() ? "random" : path; }
+std::string or_random(const std::string& path) { return path.empty() ? "random" : io::escape_controls(path); }
 
 // Long lists are cut: a thousand ranks do not fit a line.
 std::string list_text(const std::vector<std::int64_t>& values) {
@@ -56,14 +57,15 @@ std::string heading(const Report& report) {
                                  name_of(report.options.backend), plural(problem.ranks, "rank"),
                                  report.options.backward ? "forward and backward" : "forward");
   text += fmt::format("  layer    {}\n", layer);
-  text += fmt::format("  weights  {}\n", or_random(report.options.weights) +
-                                             (report.options.layer.empty() ? "" : ", " + report.options.layer));
+  text += fmt::format("  weights  {}\n",
+                      or_random(report.options.weights) +
+                          (report.options.layer.empty() ? "" : ", " + io::escape_controls(report.options.layer)));
   text += fmt::format("  tokens   {} ({} by rank), {}, routing {}\n", human_count(problem.batch.tokens()),
                       list_text(problem.batch.tokens_per_rank), or_random(report.options.inputs), problem.routing);
-  for (const std::string& note : problem.notes) text += fmt::format("  note     {}\n", one_line(note));
+  for (const std::string& note : problem.notes) text += fmt::format("  note     {}\n", io::escape_controls(note));
   if (const auto& tuning = report.result.tuning) {
-    text += fmt::format("  tuning   minibatch {} rows, ring {} tokens, {} of which {} communicate\n",
-                        human_count(tuning->minibatch_rows), human_count(tuning->ring_tokens),
+    text += fmt::format("  tuning   minibatch {}, ring {}, {} of which {} communicate\n",
+                        plural(tuning->minibatch_rows, "row"), plural(tuning->ring_tokens, "token"),
                         plural(tuning->sms, "SM"), tuning->comm_sms);
     text += fmt::format("  memory   {} workspace a rank", human_bytes(report.result.workspace_bytes));
     text += report.options.backward

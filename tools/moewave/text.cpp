@@ -55,19 +55,4 @@ std::string plural(std::int64_t count, std::string_view noun) {
   return fmt::format("{} {}{}", human_count(count), noun, count == 1 ? "" : "s");
 }
 
-std::string one_line(std::string_view text) {
-  std::string line;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '\n') {
-      line += "\\n";
-    } else if (byte < 0x20 || byte == 0x7f) {
-      line += fmt::format("\\x{:02x}", byte);
-    } else {
-      line += c;
-    }
-  }
-  return line;
-}
-
 }  // namespace moewave::cli

@@ -1,4 +1,4 @@
-// Text for people: units, thousands, and anything squeezed into one line.
+// Text for people: units, thousands.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,5 @@ std::string human_bytes(std::int64_t bytes);                    ///< "512 B", "1
 std::string human_seconds(double seconds);                      ///< "12.3 us", "4.56 ms", "1.20 s"
 std::string human_error(double error);                          ///< "1.23e-03", "0", "nan"
 std::string plural(std::int64_t count, std::string_view noun);  ///< "1 rank", "4 ranks"
-
-/// Control characters become escapes, so that a message stays one line whatever a file name holds.
-std::string one_line(std::string_view text);
 
 }  // namespace moewave::cli
