@@ -78,10 +78,10 @@ struct Interleaved {
   std::int64_t index;
 };
 
-/// Spreads `first` items evenly among `first + second`, in runs of `run` items of a kind and beginning with one, so that
-/// what the second kind needs of the step before has had a run's time to end. What does not fill a run comes at the end,
-/// the first kind before the second. Runs as long as the rank has SMs let those that start together
-/// share weights and tokens in the L2; shorter runs load the link more evenly.
+/// Spreads `first` items evenly among `first + second`, in runs of `run` items of a kind and beginning with one, so
+/// that what the second kind needs of the step before has had a run's time to end. What does not fill a run comes at
+/// the end, the first kind before the second. Runs as long as the rank has SMs let those that start together share
+/// weights and tokens in the L2; shorter runs load the link more evenly.
 MOEWAVE_HD inline Interleaved interleave(std::int64_t index, std::int64_t first, std::int64_t second,
                                          std::int64_t run = 1) {
   const std::int64_t first_runs = quotient(first, run);
@@ -95,7 +95,8 @@ MOEWAVE_HD inline Interleaved interleave(std::int64_t index, std::int64_t first,
   const std::int64_t place = quotient(index, run);
   const std::int64_t in_run = index - place * run;
   const std::int64_t firsts_before = quotient(place * first_runs + all_runs - 1, all_runs);
-  if (quotient((place + 1) * first_runs + all_runs - 1, all_runs) > firsts_before) return {true, firsts_before * run + in_run};
+  if (quotient((place + 1) * first_runs + all_runs - 1, all_runs) > firsts_before)
+    return {true, firsts_before * run + in_run};
   return {false, (place - firsts_before) * run + in_run};
 }
 
@@ -176,7 +177,8 @@ class TaskOrder {
 
   MOEWAVE_HD Task row_task(TaskKind kind, std::int32_t minibatch, std::int32_t first_tile, std::int64_t index,
                            std::int64_t tiles, std::int32_t columns) const {
-    const RasterPlace place = raster(static_cast<std::int32_t>(index), static_cast<std::int32_t>(tiles), columns, geometry_.raster_tiles);
+    const RasterPlace place =
+        raster(static_cast<std::int32_t>(index), static_cast<std::int32_t>(tiles), columns, geometry_.raster_tiles);
     return {kind, minibatch, first_tile + place.tile, place.column, -1};
   }
 

@@ -15,7 +15,7 @@ inline constexpr int kDhColumns = 256;        // columns of dh that a dh task ma
 inline constexpr int kDxColumns = 256;        // columns of dx that a dx task makes
 inline constexpr int kWgradHidden = 128;      // a wgrad block is 128 along H (the gathered operand) by 256 along I
 inline constexpr int kWgradIntermediate = 256;
-inline constexpr int kHiddenSlots = 3;   // minibatches that the ring of h holds
+inline constexpr int kHiddenSlots = 3;  // minibatches that the ring of h holds
 
 MOEWAVE_HD constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 MOEWAVE_HD constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }

@@ -22,7 +22,8 @@ __device__ __forceinline__ void copy_16_or_zero(std::uint32_t shared, const void
 // ---- Bulk copies: any multiple of 16 bytes, both ends 16-byte aligned, asynchronous proxy
 
 /// cp.async.bulk, global to shared; counts its bytes on `barrier`.
-__device__ __forceinline__ void bulk_load(std::uint32_t shared, const void* global, std::uint32_t bytes, std::uint32_t barrier) {
+__device__ __forceinline__ void bulk_load(std::uint32_t shared, const void* global, std::uint32_t bytes,
+                                          std::uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                :
                : "r"(shared), "l"(global), "r"(bytes), "r"(barrier)
@@ -41,7 +42,9 @@ __device__ __forceinline__ void bulk_store(void* global, std::uint32_t shared, s
 __device__ __forceinline__ void commit_bulk_stores() { asm volatile("cp.async.bulk.commit_group;" : : : "memory"); }
 
 /// cp.async.bulk.wait_group.read 0: the sources of all this thread's stores have been read.
-__device__ __forceinline__ void wait_bulk_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory"); }
+__device__ __forceinline__ void wait_bulk_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
+}
 
 /// cp.async.bulk.wait_group 0: all this thread's stores are complete and visible to it.
 __device__ __forceinline__ void wait_bulk_stores_done() { asm volatile("cp.async.bulk.wait_group 0;" : : : "memory"); }
@@ -54,22 +57,22 @@ __device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
 
 /// cp.async.bulk.tensor, global to shared; counts the whole box's bytes on `barrier`.
 __device__ __forceinline__ void tensor_load(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier, int c0,
-                                   int c1) {
+                                            int c1) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
                :
                : "r"(shared), "l"(map), "r"(barrier), "r"(c0), "r"(c1)
                : "memory");
 }
-__device__ __forceinline__ void tensor_load(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier, int c0, int c1,
-                                   int c2) {
+__device__ __forceinline__ void tensor_load(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier, int c0,
+                                            int c1, int c2) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
       :
       : "r"(shared), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2)
       : "memory");
 }
-__device__ __forceinline__ void tensor_load(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier, int c0, int c1,
-                                   int c2, int c3) {
+__device__ __forceinline__ void tensor_load(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier, int c0,
+                                            int c1, int c2, int c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
       :

@@ -19,7 +19,9 @@ __device__ __forceinline__ void invalidate_mbarrier(std::uint32_t barrier) {
 }
 
 /// fence.mbarrier_init: makes initialised barriers visible to asynchronous copies.
-__device__ __forceinline__ void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory"); }
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
 
 /// mbarrier.arrive (release at block scope).
 __device__ __forceinline__ void arrive(std::uint32_t barrier) {

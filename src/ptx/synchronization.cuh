@@ -52,7 +52,7 @@ __device__ __forceinline__ std::uint32_t fetch_add_acq_rel_gpu(std::uint32_t* ad
 
 /// atom.cas at system scope: the value before.
 __device__ __forceinline__ std::uint32_t compare_exchange_system(std::uint32_t* address, std::uint32_t expected,
-                                                        std::uint32_t desired) {
+                                                                 std::uint32_t desired) {
   std::uint32_t before;
   asm volatile("atom.relaxed.sys.global.cas.b32 %0, [%1], %2, %3;"
                : "=r"(before)
@@ -68,7 +68,9 @@ __device__ __forceinline__ void fence_acq_rel_system() { asm volatile("fence.acq
 /// fence.proxy.async: orders ordinary accesses and those of bulk copies, tensor copies and wgmma, in both directions
 /// and in all memories. The second one is limited to the block's shared memory.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async;" : : : "memory"); }
-__device__ __forceinline__ void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
+__device__ __forceinline__ void fence_proxy_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
 
 // ---- Parts of a block
 
@@ -112,8 +114,8 @@ __device__ __forceinline__ std::uint32_t sm_id() {
 /// nanosleep: about that long.
 __device__ __forceinline__ void sleep_ns(std::uint32_t ns) { asm volatile("nanosleep.u32 %0;" : : "r"(ns)); }
 
-/// Ends the launch with an error, by a store to an address that does not exist. Not `trap`, which keeps ptxas from giving
-/// warpgroups registers of their own.
+/// Ends the launch with an error, by a store to an address that does not exist. Not `trap`, which keeps ptxas from
+/// giving warpgroups registers of their own.
 __device__ __forceinline__ void fault() { asm volatile("st.global.u32 [%0], 0;" : : "l"(0ull) : "memory"); }
 
 /// exit: this thread ends here.

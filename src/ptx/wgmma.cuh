@@ -35,7 +35,8 @@ __device__ __forceinline__ void wait_products() {
 }
 
 /// d = a b^T + (keeps ? d : 0): a is [64, 16], b is [256, 16], BF16.
-__device__ __forceinline__ void multiply_m64n256k16(float (&d)[kAccumulators], std::uint64_t a, std::uint64_t b, int keeps) {
+__device__ __forceinline__ void multiply_m64n256k16(float (&d)[kAccumulators], std::uint64_t a, std::uint64_t b,
+                                                    int keeps) {
   asm volatile(
       "{\n"
       ".reg .pred keeps;\n"

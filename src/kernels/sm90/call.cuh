@@ -126,9 +126,7 @@ class Track {
  public:
   __device__ __forceinline__ Track(const Trace& trace, int track) : trace_(trace), track_(track) {}
 
-  __device__ __forceinline__ std::uint64_t now() const {
-    return trace_.events == nullptr ? 0 : ptx::global_time_ns();
-  }
+  __device__ __forceinline__ std::uint64_t now() const { return trace_.events == nullptr ? 0 : ptx::global_time_ns(); }
   __device__ __forceinline__ void record(TraceName name, std::uint64_t begin, std::int32_t index = -1,
                                          std::int32_t minibatch = -1) const {
     if (trace_.events == nullptr) return;

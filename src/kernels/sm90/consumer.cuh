@@ -54,8 +54,7 @@ class Consumer {
     ptx::fence_proxy_async_shared();  // gathered rows were written by ordinary copies
     const Stage& stage = memory_.stages[stage_.place];
     const std::uint32_t warpgroup = threadIdx.x / kWarpgroup - kProducerThreads / kWarpgroup;
-    const std::uint64_t a =
-        ptx::operand_descriptor(ptx::shared_address(stage.a) + warpgroup * (64 * kOperandRowBytes));
+    const std::uint64_t a = ptx::operand_descriptor(ptx::shared_address(stage.a) + warpgroup * (64 * kOperandRowBytes));
     const std::uint64_t b = ptx::operand_descriptor(ptx::shared_address(stage.b));
     ptx::fence_products();
 #pragma unroll

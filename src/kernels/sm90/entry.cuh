@@ -84,8 +84,8 @@ __device__ __forceinline__ void announce(const Call& call) {
   }
 }
 
-/// Stages x while the schedule is built, whose phases mostly wait for one another: before each barrier every warp stores
-/// the piece that has arrived in its buffer and asks for its next one.
+/// Stages x while the schedule is built, whose phases mostly wait for one another: before each barrier every warp
+/// stores the piece that has arrived in its buffer and asks for its next one.
 class XStager {
  public:
   __device__ __forceinline__ XStager(const Call& call, BlockMemory& memory) : call_(call) {
@@ -156,8 +156,8 @@ class XStager {
   std::uint32_t buffer_;
   std::uint32_t barrier_;
   std::uint32_t parity_ = 0;
-  std::uint32_t bytes_ = 0;    // under way
-  std::int64_t current_ = 0;   // where they lie in x
+  std::uint32_t bytes_ = 0;   // under way
+  std::int64_t current_ = 0;  // where they lie in x
   std::int64_t next_;
   std::int64_t end_;
 };
@@ -196,8 +196,7 @@ __device__ __forceinline__ Entered enter(const Call& call, EntryMemory& memory, 
   }
   call.jitter(1);
 
-  const protocol::EntryHeader* headers =
-      call.own_shared(p.layout.shared.headers) + (call.epoch & 1u) * call.ranks();
+  const protocol::EntryHeader* headers = call.own_shared(p.layout.shared.headers) + (call.epoch & 1u) * call.ranks();
   if (threadIdx.x < kWarp) {
     came = came && wait_for_ranks(call, call.own_shared(p.layout.shared.ids_flags), Role::kEntry, Awaited::kIdsFlag,
                                   p.entry_limit_ns);
@@ -224,8 +223,7 @@ __device__ __forceinline__ void abandon(const Call& call, const EntryMemory& mem
   HostWords& host = *p.host;
   if (host.has_verdict != 0) return;
   const int rank = memory.decision.rank;
-  const protocol::EntryHeader* headers =
-      call.own_shared(p.layout.shared.headers) + (call.epoch & 1u) * call.ranks();
+  const protocol::EntryHeader* headers = call.own_shared(p.layout.shared.headers) + (call.epoch & 1u) * call.ranks();
   host.verdict_epoch = call.epoch;
   host.verdict = static_cast<std::uint32_t>(memory.decision.verdict);
   host.verdict_rank = rank;

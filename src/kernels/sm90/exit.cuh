@@ -46,8 +46,8 @@ __device__ __forceinline__ bool leave(const Call& call, BlockMemory& memory) {
         ptx::store_release_system(call.shared_of(peer, p.layout.shared.exit_flags) + call.rank(), call.epoch);
       }
     }
-    const bool left = wait_for_ranks(call, call.own_shared(p.layout.shared.exit_flags), Role::kExit,
-                                     Awaited::kExitFlag, p.pipeline_limit_ns);
+    const bool left = wait_for_ranks(call, call.own_shared(p.layout.shared.exit_flags), Role::kExit, Awaited::kExitFlag,
+                                     p.pipeline_limit_ns);
     if (thread == 0) memory.all_left = left ? 1 : 0;
   }
   ptx::sync_threads(kConsumerBarrier, kConsumerThreads);
@@ -61,8 +61,7 @@ inline constexpr int kSlotsAtOnce = 8;
 
 class Merge {
  public:
-  __device__ __forceinline__ explicit Merge(const Call& call)
-      : call_(call), pieces_(call.geometry().hidden / 8) {
+  __device__ __forceinline__ explicit Merge(const Call& call) : call_(call), pieces_(call.geometry().hidden / 8) {
     const std::int64_t stride = std::int64_t{gridDim.x} * kConsumerThreads;
     tokens_apart_ = protocol::quotient(stride, pieces_);
     pieces_apart_ = stride - tokens_apart_ * pieces_;

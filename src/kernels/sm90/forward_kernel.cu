@@ -1,11 +1,10 @@
-#include "kernels/sm90/forward_kernel.h"
-
 #include "kernels/sm90/block_memory.cuh"
 #include "kernels/sm90/call.cuh"
 #include "kernels/sm90/consumer.cuh"
 #include "kernels/sm90/dispatch.cuh"
 #include "kernels/sm90/entry.cuh"
 #include "kernels/sm90/exit.cuh"
+#include "kernels/sm90/forward_kernel.h"
 #include "kernels/sm90/producer.cuh"
 
 namespace moewave::sm90 {

@@ -14,7 +14,8 @@ namespace moewave::sm90 {
 
 /// Weights of one set of experts as tensor maps, BF16, 128-byte swizzle, zeros outside:
 ///   gate_up  dimensions (H, I, 2, experts), box (64, 128, 2, 1), or (64, 128, 1, 1) where up lies first. The third one
-///            has gate and up, whichever lies first; its stride is their distance, which may be any multiple of 16 bytes.
+///            has gate and up, whichever lies first; its stride is their distance, which may be any multiple of 16
+///            bytes.
 ///   down     dimensions (I, H, experts), box (64, 256, 1)
 struct ExpertMaps {
   CUtensorMap gate_up;

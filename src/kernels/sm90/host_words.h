@@ -24,8 +24,8 @@ enum class Awaited : std::uint32_t {
   kCount,
 };
 inline constexpr const char* kAwaitedNames[] = {
-    "staged blocks", "ids of rank", "x of rank",      "grid barrier", "readers of macrobatch", "pulls of minibatch",
-    "h ring",        "h of tile",   "shared h tile",  "exit of rank", "block pipeline"};
+    "staged blocks", "ids of rank", "x of rank",     "grid barrier", "readers of macrobatch", "pulls of minibatch",
+    "h ring",        "h of tile",   "shared h tile", "exit of rank", "block pipeline"};
 
 /// The first wait of a rank that reached its limit. `state` is 0, then 1 while it is written, then 2.
 struct StopRecord {

@@ -39,8 +39,8 @@ __device__ __forceinline__ std::int32_t steps_of(const protocol::Geometry& geome
 /// columns (16 KB, 128-byte swizzle) after another.
 __device__ __forceinline__ Bf16* hidden_tile(const Call& call, bool shared, std::int32_t place) {
   const protocol::WorkspaceLayout& w = call.params.layout.workspace;
-  const std::int64_t width = protocol::Geometry::padded_width(shared ? call.geometry().shared_intermediate
-                                                                     : call.geometry().intermediate);
+  const std::int64_t width =
+      protocol::Geometry::padded_width(shared ? call.geometry().shared_intermediate : call.geometry().intermediate);
   return call.workspace(shared ? w.shared_hidden : w.hidden_ring) + place * (protocol::kTileRows * width);
 }
 
@@ -171,13 +171,12 @@ class Producer {
   __device__ __forceinline__ bool wait_for_hidden(const protocol::TaskRecord& task) const {
     const bool shared = is_shared(task.kind);
     const std::int64_t width = shared ? call_.geometry().shared_intermediate : call_.geometry().intermediate;
-    const std::uint32_t wanted = static_cast<std::uint32_t>(
-        kConsumerWarps * protocol::Geometry::blocks(width, protocol::kGateUpColumns));
-    const bool came =
-        call_.wait<Scope::kGpu>(hidden_counter(call_, shared, task.tile), wanted,
-                                {Role::kProducer, shared ? Awaited::kSharedHidden : Awaited::kHidden,
-                                 static_cast<std::uint32_t>(task.tile)},
-                                call_.params.pipeline_limit_ns);
+    const std::uint32_t wanted =
+        static_cast<std::uint32_t>(kConsumerWarps * protocol::Geometry::blocks(width, protocol::kGateUpColumns));
+    const bool came = call_.wait<Scope::kGpu>(
+        hidden_counter(call_, shared, task.tile), wanted,
+        {Role::kProducer, shared ? Awaited::kSharedHidden : Awaited::kHidden, static_cast<std::uint32_t>(task.tile)},
+        call_.params.pipeline_limit_ns);
     ptx::fence_proxy_async();  // h was written, and will be read, by bulk copies
     return came;
   }
