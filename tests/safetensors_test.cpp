@@ -262,7 +262,7 @@ TEST_F(MalformedSafetensors, OverlapHoleAndRestAreRefused) {
   header_refused(two(0, 3), "12345", {"tensor 'b'", "leaves a hole before it"});
   header_refused(two(1, 3), "12345", {"tensor 'a'", "leaves a hole before it"});
   header_refused(two(2, 0), "12345", {": 1 byte after the last tensor"});
-  header_refused("{}", "12345", {"5 bytes follow"});
+  header_refused("{}", "12345", {"5 bytes after the last tensor"});
 }
 
 TEST_F(MalformedSafetensors, MetadataOtherThanStringsIsRefused) {
